@@ -1,0 +1,1 @@
+"""Placement, lending and staleness: pure cores and their service."""
