@@ -1,0 +1,1 @@
+"""The end of a run: its report as data and as one page."""

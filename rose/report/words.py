@@ -1,0 +1,53 @@
+"""Figures and outcomes in words, the same in the terminal and on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rose.report.model import Evaluation, RunReport
+
+
+def summary_lines(report: RunReport, out_dir: Path) -> list[str]:
+    """What came of a run, in a few short lines of plain text."""
+    lines = [f"{report.name} {report.outcome} after {duration(report.wall_s)}"]
+    if report.cause:
+        lines.append(f"  cause      {report.cause}")
+    if report.evaluations:
+        lines.append(f"  before     {evaluation_words(report.evaluations[0])}")
+    if report.success_gain is not None:
+        lines.append(f"  after      {evaluation_words(report.evaluations[-1])}")
+        lines.append(f"  gain       {100 * report.success_gain:+.1f} points")
+    parity = "not checked"
+    if report.parity_max is not None:
+        parity = f"{report.parity_max:.1e}, limit {report.parity_tolerance:.0e}"
+    lines.append(f"  weights    {report.versions_published} versions published, parity {parity}")
+    ledger = report.ledger
+    kept = "all accounted for" if ledger.gap == 0 else f"{ledger.gap:,} in no account"
+    lines.append(f"  tokens     {ledger.generated:,} generated, {kept}")
+    lines.extend(f"  ledger     {violation}" for violation in ledger.violations)
+    lines.extend(f"  alarm      {alarm.what}" for alarm in report.alarms)
+    lines.append(f"  report     {out_dir / 'report.html'}")
+    return lines
+
+
+def evaluation_words(evaluation: Evaluation) -> str:
+    low, high = evaluation.success_ci95
+    return f"{percent(evaluation.success)} ({percent(low)} to {percent(high)}) of {evaluation.episodes} episodes"
+
+
+def duration(elapsed_s: float) -> str:
+    """1:05 for minutes and seconds, 1:01:05 from an hour on."""
+    minutes, rest = divmod(int(elapsed_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.0f} %" if fraction in (0.0, 1.0) or fraction >= 0.095 else f"{100 * fraction:.1f} %"
+
+
+def seconds(value: float | None) -> str:
+    """To a tenth of a second, or a hundredth below one second; a dash where it was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
