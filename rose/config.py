@@ -1,0 +1,254 @@
+"""Job files: every key of a run, with its default, its bounds and one line on what it does.
+
+Invariants
+- This module is the only place that knows a job file's keys; docs/job-file.md and every error are made from it.
+- A job is refused as a whole, with all of its problems named at once: file, key, value, what is allowed.
+- Paths in a loaded `Job` are absolute: those in the file are relative to the file itself.
+- Defaults are the recipe that was measured to learn on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from rose import keys, toml
+from rose.errors import ConfigError
+
+JOB_FILE_BYTES_MAX = 1 << 20
+_INT_MAX = 2**31 - 1
+
+
+def _openable(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("no path holds a NUL")
+    return path
+
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+AnyPath = Annotated[Path, Field(strict=False), AfterValidator(_openable)]
+Param = bool | int | float | str
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RunConfig(_Section):
+    """The run itself."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$", description="First part of the run's id.")
+    seed: int = Field(default=0, ge=0, le=_INT_MAX, description="Seed of everything random in the run.")
+    out: AnyPath = Field(default=Path("runs"), description="Folder that gets one output folder per run.")
+
+
+class ModelConfig(_Section):
+    """The policy to train."""
+
+    path: AnyPath = Field(description="Model folder in Hugging Face format (config, tokenizer, safetensors).")
+
+
+class EngineConfig(_Section):
+    """The inference engine."""
+
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Arithmetic of the engine; parity within 1e-4 needs float32."
+    )
+    max_model_len: int = Field(
+        default=1024, ge=32, le=1 << 20, description="Longest sequence, prompt and output, in tokens."
+    )
+    max_num_seqs: int = Field(default=128, ge=1, le=4096, description="Most sequences decoded in one engine step.")
+    block_size: int = Field(
+        default=32,
+        ge=32,
+        le=1024,
+        multiple_of=32,
+        description="Tokens in one KV block; small blocks share prefixes better.",
+    )
+    kv_cache_gib: float = Field(default=1.0, ge=0.0625, le=1024, description="Memory for the KV cache, in GiB.")
+    stream_interval: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Tokens per streamed piece; a killed engine loses at most one piece a turn.",
+    )
+    port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of the engine; 0 takes any free one.")
+    start_timeout_s: Seconds = Field(
+        default=180.0, description="Longest wait for an engine to become healthy, in seconds."
+    )
+    restarts_max: int = Field(default=3, ge=0, le=1000, description="Engine deaths that the run survives.")
+
+
+class EnvironmentConfig(_Section):
+    """The task."""
+
+    kind: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$", description="Name of the environment, such as frozenlake.")
+    params: dict[str, Param] = Field(default_factory=dict, description="Table of the environment's own settings.")
+    reset_timeout_s: Seconds = Field(default=20.0, description="Longest wait for an episode to begin, in seconds.")
+    step_timeout_s: Seconds = Field(default=20.0, description="Longest wait for the answer to one action, in seconds.")
+    turns_max: int = Field(default=10, ge=1, le=10_000, description="Turns after which an episode is cut off.")
+
+
+class RolloutConfig(_Section):
+    """How trajectories are sampled."""
+
+    groups: int = Field(default=16, ge=1, le=65_536, description="Tasks per step.")
+    group_size: int = Field(default=8, ge=2, le=4096, description="Attempts at each task, compared with each other.")
+    temperature: float = Field(default=1.0, gt=0, le=10, description="Sampling temperature of training and evaluation.")
+    max_new_tokens: int = Field(default=6, ge=1, le=1 << 20, description="Most tokens sampled in one turn.")
+    turn_timeout_s: Seconds = Field(default=60.0, description="Longest wait for one turn of the engine, in seconds.")
+
+
+class TrainConfig(_Section):
+    """The update."""
+
+    steps: int = Field(
+        default=40, ge=1, le=10_000_000, description="Steps: one rollout, one update, one new version each."
+    )
+    learning_rate: float = Field(default=2e-4, gt=0, le=1, description="AdamW learning rate after warm-up.")
+    warmup_steps: int = Field(
+        default=5,
+        ge=0,
+        le=1_000_000,
+        description="Steps of linear warm-up; without it the format can collapse at once.",
+    )
+    clip_low: float = Field(default=0.2, ge=0, lt=1, description="The probability ratio is clipped below 1 - clip_low.")
+    clip_high: float = Field(
+        default=0.28, ge=0, le=10, description="The probability ratio is clipped above 1 + clip_high."
+    )
+    minibatches: int = Field(default=2, ge=1, le=1024, description="Optimiser updates per step.")
+    micro_batch_tokens: int = Field(
+        default=16_384, ge=64, le=1 << 24, description="Most padded tokens in one forward pass."
+    )
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, description="Gradients are scaled down to this norm.")
+    malformed_penalty: float = Field(
+        default=0.1, ge=0, le=100, description="Taken off the reward per malformed action."
+    )
+    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the trainer.")
+
+
+class EvaluationConfig(_Section):
+    """Held-out episodes."""
+
+    episodes: int = Field(default=512, ge=1, le=1_000_000, description="Episodes of one evaluation.")
+    first_seed: int = Field(
+        default=1_000_000_000,
+        ge=0,
+        le=_INT_MAX,
+        description="Seed of the first held-out task; training stays below it.",
+    )
+    every_steps: int = Field(
+        default=0, ge=0, le=10_000_000, description="Steps between evaluations; 0: before and after only."
+    )
+
+
+class WeightsConfig(_Section):
+    """Published versions."""
+
+    keep: int = Field(default=2, ge=1, le=1000, description="Published versions kept in the runtime folder.")
+    parity_every_steps: int = Field(
+        default=1, ge=0, le=10_000_000, description="Steps between comparisons with a fresh engine; 0: never."
+    )
+    parity_tolerance: float = Field(
+        default=1e-4, gt=0, le=100, description="Largest log-prob difference allowed between live and fresh engine."
+    )
+
+
+class AlarmConfig(_Section):
+    """What stops a run that has gone wrong."""
+
+    malformed_max: float = Field(
+        default=0.5, gt=0, le=1, description="Share of malformed actions that raises the alarm."
+    )
+
+
+class Job(_Section):
+    """A whole job file."""
+
+    run: RunConfig
+    model: ModelConfig
+    engine: EngineConfig = EngineConfig()
+    environment: EnvironmentConfig
+    rollout: RolloutConfig = RolloutConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    weights: WeightsConfig = WeightsConfig()
+    alarm: AlarmConfig = AlarmConfig()
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Job:
+        trajectories = self.rollout.groups * self.rollout.group_size
+        rules = {
+            "rollout.max_new_tokens": (self.rollout.max_new_tokens, self.engine.max_model_len - 1),
+            "train.minibatches": (self.train.minibatches, trajectories),
+            "evaluation.first_seed": (self.evaluation.first_seed, _INT_MAX + 1 - self.evaluation.episodes),
+        }
+        lines = [f"{key} = {value}: allowed is at most {most}" for key, (value, most) in rules.items() if value > most]
+        if lines:
+            raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
+        return self
+
+    def to_toml(self) -> str:
+        """The job with every default filled in; `load_job` reads it back to an equal job."""
+        return toml.dumps(self.model_dump())
+
+
+def load_job(path: Path, *, out: Path | None = None) -> Job:
+    """Read, check and resolve a job file; `out` replaces `run.out` and is relative to the working directory.
+
+    Raises ConfigError that names the file and, for every wrong key at once, its value and what is allowed.
+    """
+    table = _parse(path, _read(path))
+    try:
+        job = Job.model_validate(table)
+    except ValidationError as error:
+        problems = keys.problems(Job, error)
+        what = f"{path}: " + (problems[0] if len(problems) == 1 else f"{len(problems)} problems")
+        if len(problems) > 1:
+            what += "".join(f"\n  {problem}" for problem in problems)
+        raise ConfigError(what, to_do="mend the file; `rose job-file` lists every key") from None
+    base = path.absolute().parent
+    run = job.run.model_copy(update={"out": _absolute(Path.cwd(), out) if out else _absolute(base, job.run.out)})
+    model = job.model.model_copy(update={"path": _absolute(base, job.model.path)})
+    return job.model_copy(update={"run": run, "model": model})
+
+
+def _absolute(base: Path, path: Path) -> Path:
+    return Path(os.path.abspath(base / os.path.expanduser(path)))
+
+
+def _read(path: Path) -> str:
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file", expected="a job file in TOML", to_do="check the path")
+    if not path.is_file():  # opening a pipe could wait for ever
+        raise ConfigError(f"{path}: not a regular file", expected="a job file in TOML", to_do="name the file itself")
+    try:
+        with path.open("rb") as file:
+            raw = file.read(JOB_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}", expected="a readable job file in TOML"
+        ) from error
+    if len(raw) > JOB_FILE_BYTES_MAX:
+        raise ConfigError(
+            f"{path}: larger than {JOB_FILE_BYTES_MAX} bytes", expected="a job file in TOML", to_do="check the path"
+        )
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise ConfigError(
+            f"{path}: line {line} is not UTF-8 text", expected="a job file in TOML", to_do="save it as UTF-8"
+        ) from None
+
+
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}", expected="TOML", to_do="mend that line") from None
