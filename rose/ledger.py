@@ -37,8 +37,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rose.violations import Violations
+
 RECENT_SETTLED = 4096
-VIOLATIONS_KEPT = 100
 
 
 class Account(StrEnum):
@@ -138,8 +139,7 @@ class TokenLedger:
         self._requests: dict[str, _Request] = {}
         self._recent_settled = recent_settled
         self._settled: OrderedDict[str, Account] = OrderedDict()
-        self._violations: list[str] = []
-        self._violations_unkept = 0
+        self._violations = Violations()
 
     def step(self, event: LedgerEvent, now: float) -> tuple[()]:
         """Book one event. The ledger decides nothing, so it never asks for an action; time plays no part."""
@@ -180,26 +180,24 @@ class TokenLedger:
 
     def violations(self) -> tuple[str, ...]:
         """Broken rules, oldest first. Past the first 100 they are only counted, by one last line."""
-        if self._violations_unkept:
-            return (*self._violations, f"and {self._violations_unkept} more")
-        return tuple(self._violations)
+        return self._violations.lines()
 
     def balanced(self) -> bool:
         """No gap, no open request and no violation. Tokens may still be in flight."""
-        return self.gap() == 0 and not self._requests and not self._violations
+        return self.gap() == 0 and not self._requests and not self._violations.lines()
 
     def _opened(self, event: Opened) -> None:
         if event.trajectory_id in self._trajectories or event.trajectory_id in self._settled:
-            self._refuse(f"trajectory {event.trajectory_id} opened twice")
+            self._violations.add(f"trajectory {event.trajectory_id} opened twice")
             return
         self._trajectories[event.trajectory_id] = _Trajectory()
 
     def _request_started(self, event: RequestStarted) -> None:
         trajectory = self._trajectories.get(event.trajectory_id)
         if trajectory is None:
-            self._refuse(f"request {event.request_id} started for {self._why_not_open(event.trajectory_id)}")
+            self._violations.add(f"request {event.request_id} started for {self._why_not_open(event.trajectory_id)}")
         elif event.request_id in self._requests:
-            self._refuse(f"request {event.request_id} started while it is open")
+            self._violations.add(f"request {event.request_id} started while it is open")
         else:
             trajectory.open_requests += 1
             self._requests[event.request_id] = _Request(event.trajectory_id, event.engine_id)
@@ -207,9 +205,9 @@ class TokenLedger:
     def _received(self, event: Received) -> None:
         request = self._requests.get(event.request_id)
         if request is None:
-            self._refuse(f"{event.tokens} tokens received for request {event.request_id}, which is not open")
+            self._violations.add(f"{event.tokens} tokens received for request {event.request_id}, which is not open")
         elif event.tokens < 0:
-            self._refuse(f"{event.tokens} tokens received for request {event.request_id}")
+            self._violations.add(f"{event.tokens} tokens received for request {event.request_id}")
         else:
             request.received += event.tokens
             self._trajectories[request.trajectory_id].in_flight += event.tokens
@@ -218,14 +216,14 @@ class TokenLedger:
     def _request_ended(self, event: RequestEnded) -> None:
         request = self._requests.pop(event.request_id, None)
         if request is None:
-            self._refuse(f"request {event.request_id} ended, which is not open")
+            self._violations.add(f"request {event.request_id} ended, which is not open")
             return
         self._trajectories[request.trajectory_id].open_requests -= 1
         if event.generated is None:
             return
         unreceived = event.generated - request.received
         if unreceived < 0:
-            self._refuse(
+            self._violations.add(
                 f"request {event.request_id}: {request.received} tokens received, "
                 f"but engine {request.engine_id} counts {event.generated}"
             )
@@ -235,11 +233,15 @@ class TokenLedger:
     def _settle(self, event: Settled) -> None:
         trajectory = self._trajectories.get(event.trajectory_id)
         if trajectory is None:
-            self._refuse(f"{self._why_not_open(event.trajectory_id)} settled as {event.account}")
+            self._violations.add(f"{self._why_not_open(event.trajectory_id)} settled as {event.account}")
         elif event.account in NOT_FINAL:
-            self._refuse(f"trajectory {event.trajectory_id} settled as {event.account}, which is not a final account")
+            self._violations.add(
+                f"trajectory {event.trajectory_id} settled as {event.account}, which is not a final account"
+            )
         elif trajectory.open_requests:
-            self._refuse(f"trajectory {event.trajectory_id} settled with {trajectory.open_requests} requests open")
+            self._violations.add(
+                f"trajectory {event.trajectory_id} settled with {trajectory.open_requests} requests open"
+            )
         else:
             del self._trajectories[event.trajectory_id]
             self._totals[Account.IN_FLIGHT] -= trajectory.in_flight
@@ -252,7 +254,7 @@ class TokenLedger:
         key = (event.engine_id, event.incarnation)
         before = self._generated.get(key, 0)
         if event.generated < before:
-            self._refuse(
+            self._violations.add(
                 f"engine {event.engine_id}, incarnation {event.incarnation}: "
                 f"its count fell from {before} to {event.generated}"
             )
@@ -264,9 +266,3 @@ class TokenLedger:
         if account is None:
             return f"trajectory {trajectory_id}, which is not open,"
         return f"trajectory {trajectory_id}, already settled as {account},"
-
-    def _refuse(self, why: str) -> None:
-        if len(self._violations) < VIOLATIONS_KEPT:
-            self._violations.append(why)
-        else:
-            self._violations_unkept += 1
