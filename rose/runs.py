@@ -259,7 +259,7 @@ def _disk(path: Path) -> Iterator[None]:
 
 
 def _free(path: Path) -> str:
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:
         path = path.parent
     try:
         return f"{shutil.disk_usage(path).free / 2**20:.0f} MiB free"

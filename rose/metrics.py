@@ -1,0 +1,90 @@
+"""Every metric of ROSE: the one place where their names stand.
+
+`Metrics` makes them all in a registry of its own, `serve` shows that registry on the loopback interface.
+Token figures are gauges because they are set from the ledger, whose accounts also shrink (in flight).
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from rose.errors import ClusterError
+
+ADDRESS = "127.0.0.1"
+_FAST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_SLOW_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
+
+
+class Metrics:
+    """The metrics of one process; `registry` holds exactly these."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"rose_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"rose_{name}", text, labels, registry=registry)
+
+        def seconds(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"rose_{name}_seconds", text, registry=registry, buckets=buckets)
+
+        self.tokens = gauge("tokens", "Generated tokens in each account of the ledger.", "account")
+        self.tokens_generated = gauge("tokens_generated", "Tokens that the engines say they sampled.")
+        self.ledger_gap_tokens = gauge("ledger_gap_tokens", "Generated tokens that no account holds; must be 0.")
+
+        self.trajectories = counter("trajectories_total", "Finished trajectories.", "purpose", "outcome")
+        self.turns = counter("turns_total", "Finished turns.", "purpose")
+        self.malformed_fraction = gauge("malformed_fraction", "Share of malformed actions in the last step.")
+        self.success_fraction = gauge("success_fraction", "Share of successful trajectories, last step.", "purpose")
+        self.environment_failures = counter("environment_failures_total", "Environments that raised or hung.", "kind")
+
+        self.steps = counter("steps_total", "Finished training steps.")
+        self.rollout_seconds = seconds("rollout", "Wall time of a step's rollout.", _SLOW_S)
+        self.train_seconds = seconds("train", "Wall time of a step's update.", _SLOW_S)
+
+        self.versions_published = counter("versions_published_total", "Weight versions published.")
+        self.weight_version = gauge("weight_version", "Weight version that an engine samples with.", "engine_id")
+        self.apply_seconds = seconds("apply", "From asking an engine for a version until it samples with it.", _FAST_S)
+        self.pause_seconds = seconds("pause", "How long an engine stood still to change its version.", _FAST_S)
+        self.parity_difference = gauge("parity_difference", "Largest log-prob difference, live to fresh engine.")
+
+        self.engine_restarts = counter("engine_restarts_total", "Engines started anew after a death.", "engine_id")
+        self.open_waits = gauge("open_waits", "Named waits that are open now.")
+
+
+class MetricsServer:
+    """A running scrape endpoint. Made by `serve`."""
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+        self.port: int = server.server_port
+
+    def close(self) -> None:
+        """Stop answering and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5.0)
+
+
+def serve(port: int, registry: CollectorRegistry) -> MetricsServer:
+    """Answer scrapes of `registry` at http://127.0.0.1:`port`/metrics; port 0 takes any free one.
+
+    Raises ClusterError if the port is taken or may not be used.
+    """
+    try:
+        server, thread = start_http_server(port, addr=ADDRESS, registry=registry)
+    except (OSError, OverflowError) as error:
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        raise ClusterError(
+            f"port {port} for metrics: {'taken' if taken else error}",
+            expected="a free port on the loopback interface",
+            to_do="choose another port, or 0 for any free one",
+        ) from error
+    return MetricsServer(server, thread)
