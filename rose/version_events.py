@@ -1,7 +1,8 @@
 """What happens to weight versions, and what `rose.versions.VersionState` asks for in return.
 
 `incarnation` tells the lives of one engine apart; it is new at every start. `order` numbers one Stage or
-Commit, and its answer repeats it.
+Commit, and its answer repeats it. An action is for one incarnation: whoever performs it and finds another
+there answers that it failed, or, for Replace, has nothing left to do.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ class Stage:
     """Fetch and verify `version` on the engine; answer Staged or StageFailed with this `order`."""
 
     engine_id: str
+    incarnation: str
     version: int
     order: int
 
@@ -107,6 +109,7 @@ class Commit:
     """Swap to the staged `version` between steps; answer Committed or CommitFailed with this `order`."""
 
     engine_id: str
+    incarnation: str
     version: int
     order: int
 
@@ -116,6 +119,7 @@ class Replace:
     """End this engine and start it again from the snapshot of `version`."""
 
     engine_id: str
+    incarnation: str
     version: int
     why: str
 

@@ -216,7 +216,7 @@ class VersionState:
         if isinstance(event, Staged):
             engine.phase = EnginePhase.COMMITTING
             engine.order = self._new_order()
-            return (Commit(event.engine_id, engine.target, engine.order),)
+            return (Commit(event.engine_id, engine.incarnation, engine.target, engine.order),)
         engine.stage_failures += 1
         if engine.target == self._newest and engine.stage_failures >= self._stage_attempts:
             engine.phase = EnginePhase.LAGGING
@@ -253,14 +253,14 @@ class VersionState:
         engine.phase = EnginePhase.STAGING
         engine.target = self._newest
         engine.order = self._new_order()
-        return (Stage(engine_id, engine.target, engine.order),)
+        return (Stage(engine_id, engine.incarnation, engine.target, engine.order),)
 
     def _poison(self, engine_id: str, engine: _Engine, why: str) -> tuple[VersionAction, ...]:
         assert self._newest is not None
         engine.phase = EnginePhase.POISONED
         engine.target = self._newest
         engine.trouble = why
-        return (Replace(engine_id, self._newest, why),)
+        return (Replace(engine_id, engine.incarnation, self._newest, why),)
 
     def _retire(self) -> tuple[Retire, ...]:
         """Forget and retire every version that nobody needs; the newest `keep` are always needed."""
