@@ -1,0 +1,46 @@
+"""Checks of what an environment returned. Nonsense is its failure, found here and not three calls later."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from rose.env.contract import StepResult
+from rose.errors import EnvironmentFailed
+
+MAX_TEXT_CHARS = 1_000_000
+"""Far beyond any context; rendering more would stop the event loop for seconds."""
+
+_FLAGS = ("terminated", "truncated", "malformed", "success")
+
+
+def checked_text(value: Any, of: str) -> str:
+    """`value` if it is text that can be encoded. Raises EnvironmentFailed, naming what it is the answer `of`."""
+    if not isinstance(value, str):
+        raise EnvironmentFailed(f"{of} returned {_kind(value)}", expected="text (str)")
+    if len(value) > MAX_TEXT_CHARS:
+        raise EnvironmentFailed(f"{of} returned {len(value)} characters", expected=f"at most {MAX_TEXT_CHARS}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise EnvironmentFailed(f"{of} returned text that is not valid Unicode: {error}") from error
+    return value
+
+
+def checked_step(value: Any, of: str) -> StepResult:
+    """`value` if it is a sound StepResult. Raises EnvironmentFailed, naming what it is the answer `of`."""
+    if not isinstance(value, StepResult):
+        raise EnvironmentFailed(f"{of} returned {_kind(value)}", expected="a StepResult")
+    checked_text(value.observation, f"{of}, observation,")
+    reward: Any = value.reward  # Foreign: its annotation is a hope.
+    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
+        raise EnvironmentFailed(f"{of} gave the reward {reward!r}", expected="a finite number")
+    for name in _FLAGS:
+        if not isinstance(getattr(value, name), bool):
+            raise EnvironmentFailed(f"{of} returned {_kind(getattr(value, name))} as {name}", expected="bool")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
