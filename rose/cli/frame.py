@@ -18,7 +18,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from rose.report.words import duration, evaluation_words, percent, seconds
+from rose.report.words import duration, evaluation_words, percent, seconds, tiny
 
 if TYPE_CHECKING:
     from rose.cli.live_view import RunView
@@ -108,7 +108,7 @@ def _last_step(view: RunView) -> Section:
     if step.changed_fraction is not None:
         facts += f", {percent(step.changed_fraction)} of weights changed"
     if step.parity_max is not None:
-        facts += f", parity {step.parity_max:.1e}"
+        facts += f", parity {tiny(step.parity_max)}"
     return [("Last step", _text(times)), ("", _text(facts))]
 
 

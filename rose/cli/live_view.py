@@ -21,7 +21,7 @@ from rich.text import Text
 
 from rose.cli.frame import printable, render_frame
 from rose.report.model import Evaluation, RunReport, Step
-from rose.report.words import duration, evaluation_words, percent, seconds, summary_lines
+from rose.report.words import duration, evaluation_words, percent, seconds, summary_lines, tiny
 from rose.waits import Wait
 
 REFRESHES_PER_S = 4
@@ -163,4 +163,4 @@ class _PlainLines:
 def _plain_step(step: Step, steps_total: int) -> str:
     line = f"step {step.step}/{steps_total}  v{step.version}  success {percent(step.success)}"
     line += f"  rollout {seconds(step.rollout_s)}  train {seconds(step.train_s)}"
-    return line if step.parity_max is None else f"{line}  parity {step.parity_max:.1e}"
+    return line if step.parity_max is None else f"{line}  parity {tiny(step.parity_max)}"

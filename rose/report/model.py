@@ -2,7 +2,7 @@
 
 Invariants
 - Writing and reading back gives an equal report. Numbers that are not finite become null on the way in, so the file
-  is valid JSON and no reader meets NaN.
+  is valid JSON and no reader meets NaN; text is what UTF-8 can hold.
 - A figure that follows from others is derived, never stored twice: success before and after, the gain, the intervals,
   the ledger's gap and the largest parity difference cannot disagree with the rows they come from.
 - Rows are in the order in which they happened; the first evaluation is "before", the last one "after".
@@ -20,22 +20,26 @@ from rose.errors import ConfigError
 Z_95 = 1.959963984540054  # standard normal quantile of a two-sided 95 % interval
 
 
-def _finite(value: Any) -> Any:
-    """The same value with every number in it that is not finite replaced by None."""
+def _plain(value: Any) -> Any:
+    """The same value as JSON and UTF-8 can hold it: None for a number that is not finite, "?" for half a character."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [_plain(item) for item in value]
     return value
 
 
-Number = Annotated[float | None, BeforeValidator(_finite)]
+Number = Annotated[float | None, BeforeValidator(_plain)]
 """A measured number; None where it was not measured or not finite."""
-Facts = Annotated[dict[str, JsonValue], BeforeValidator(_finite)]
+Facts = Annotated[dict[str, JsonValue], BeforeValidator(_plain)]
 """Nested facts as JSON holds them."""
 Count = Annotated[int, Field(ge=0)]
+Words = Annotated[str, BeforeValidator(_plain)]
+"""Text from outside: environments, models, errors."""
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
@@ -138,7 +142,7 @@ class LedgerSummary(Row):
 
 class Alarm(Row):
     version: Count
-    what: str
+    what: Words
 
 
 class EngineRestart(Row):
@@ -146,12 +150,12 @@ class EngineRestart(Row):
 
     at_s: float
     engine_id: str
-    cause: str
+    cause: Words
 
 
 class Message(Row):
-    role: str
-    text: str
+    role: Words
+    text: Words
 
 
 class Sample(Row):
@@ -177,11 +181,11 @@ class RunReport(Row):
 
     schema_version: Literal[1] = 1
     run_id: str
-    name: str
+    name: Words
     started_at: str
     wall_s: float
     outcome: Literal["finished", "stopped"]
-    cause: str = ""
+    cause: Words = ""
     machine: Facts = {}
     packages: dict[str, str] = {}
     job: Facts = {}
@@ -193,7 +197,7 @@ class RunReport(Row):
     parity_tolerance: float = 1e-4
     alarms: tuple[Alarm, ...] = ()
     engine_restarts: tuple[EngineRestart, ...] = ()
-    environment_failures: dict[str, Count] = {}
+    environment_failures: dict[Words, Count] = {}
     samples: tuple[Sample, ...] = ()
     phases: tuple[Phase, ...] = ()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from rose.report.model import Evaluation, RunReport
@@ -19,7 +20,7 @@ def summary_lines(report: RunReport, out_dir: Path) -> list[str]:
         lines.append(f"  gain       {100 * report.success_gain:+.1f} points")
     parity = "not checked"
     if report.parity_max is not None:
-        parity = f"{report.parity_max:.1e}, limit {report.parity_tolerance:.0e}"
+        parity = f"{tiny(report.parity_max)}, limit {tiny(report.parity_tolerance)}"
     lines.append(f"  weights    {report.versions_published} versions published, parity {parity}")
     ledger = report.ledger
     kept = "all accounted for" if ledger.gap == 0 else f"{ledger.gap:,} in no account"
@@ -51,3 +52,17 @@ def seconds(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+def tiny(value: float) -> str:
+    """1.7e-5, and 1e-4 rather than 1.0e-4."""
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def moment(iso: str) -> str:
+    """An ISO time as 2026-08-01 12:03:44 UTC; anything else as it is."""
+    try:
+        return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except ValueError:
+        return iso

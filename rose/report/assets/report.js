@@ -1,0 +1,172 @@
+// Draws every chart of the page from the data block; again when the width, the colour scheme or the medium changes.
+"use strict";
+(() => {
+  const charts = JSON.parse(document.getElementById("charts").textContent);
+  const PRINT_PX = { wide: [330, 200], small: [212, 130] };
+  const SCREEN_HEIGHT_PX = { wide: 280, small: 170 };
+  let plots = [];
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+
+  const decimals = (value) => (Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : Math.abs(value) >= 0.1 ? 2 : 3);
+
+  function words(unit, value) {
+    if (value == null) return "–";
+    if (unit === "%") return (100 * value).toFixed(value >= 0.095 || value === 0 ? 0 : 1) + " %";
+    if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(1) + (unit ? " " + unit : "");
+    return value.toFixed(decimals(value)) + (unit ? " " + unit : "");
+  }
+
+  const tick = (unit, value) => {
+    if (value == null) return "";
+    if (unit === "%") return +(100 * value).toFixed(1) + " %";
+    if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(0);
+    return +value.toPrecision(6) + "";
+  };
+
+  // Each layer of a stack is drawn from 0 to its cumulated top, the highest first.
+  function stacked(chart) {
+    const sums = chart.x.map(() => 0);
+    return chart.series.map((series) => series.values.map((value, i) => (sums[i] += value || 0))).reverse();
+  }
+
+  function line(u, y, style, dash) {
+    const at = Math.round(u.valToPos(y, "y", true)) + 0.5;
+    u.ctx.save();
+    u.ctx.strokeStyle = style;
+    u.ctx.lineWidth = devicePixelRatio;
+    u.ctx.setLineDash(dash.map((length) => length * devicePixelRatio));
+    u.ctx.beginPath();
+    u.ctx.moveTo(u.bbox.left, at);
+    u.ctx.lineTo(u.bbox.left + u.bbox.width, at);
+    u.ctx.stroke();
+    u.ctx.restore();
+    return at;
+  }
+
+  function drawLimit(u, limit) {
+    const style = colour("vermilion");
+    const at = line(u, limit.value, style, [5, 4]);
+    u.ctx.save();
+    u.ctx.fillStyle = style;
+    u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
+    u.ctx.textAlign = "right";
+    u.ctx.textBaseline = "top";
+    u.ctx.fillText(limit.label, u.bbox.left + u.bbox.width, at + 4 * devicePixelRatio);
+    u.ctx.restore();
+  }
+
+  function drawIntervals(u, chart) {
+    for (const series of chart.series.filter((one) => one.low)) {
+      u.ctx.save();
+      u.ctx.strokeStyle = colour(series.colour);
+      u.ctx.lineWidth = 2 * devicePixelRatio;
+      u.ctx.beginPath();
+      chart.x.forEach((x, i) => {
+        if (series.low[i] == null) return;
+        const at = u.valToPos(x, "x", true), cap = 4 * devicePixelRatio;
+        for (const end of [series.low[i], series.high[i]]) {
+          const y = u.valToPos(end, "y", true);
+          u.ctx.moveTo(at - cap, y);
+          u.ctx.lineTo(at + cap, y);
+        }
+        u.ctx.moveTo(at, u.valToPos(series.low[i], "y", true));
+        u.ctx.lineTo(at, u.valToPos(series.high[i], "y", true));
+      });
+      u.ctx.stroke();
+      u.ctx.restore();
+    }
+  }
+
+  function yRange(chart) {
+    return (u, low, high) => {
+      if (chart.scale === "log") {
+        const all = [low, high].concat(chart.limit ? [chart.limit.value] : []).filter((value) => value > 0);
+        return [10 ** Math.floor(Math.log10(Math.min(...all)) - 0.01), 10 ** Math.ceil(Math.log10(Math.max(...all)) + 0.01)];
+      }
+      if (chart.top != null) return [0, chart.top];
+      const top = Math.max(high || 0, chart.limit ? chart.limit.value : 0) * 1.12 || 1;
+      return [Math.min(0, low || 0), chart.unit === "%" ? Math.min(top, 1) : top];
+    };
+  }
+
+  function powersOfTen(u, axis, low, high) {
+    const first = Math.round(Math.log10(low)), count = Math.round(Math.log10(high)) - first + 1;
+    return Array.from({ length: count }, (_, i) => 10 ** (first + i));
+  }
+
+  function seriesOptions(chart) {
+    const stack = chart.kind === "stack";
+    const shown = stack ? [...chart.series].reverse() : chart.series;
+    return shown.map((series) => {
+      const drawn = colour(series.colour);
+      const points = series.low != null;
+      return {
+        label: series.label,
+        stroke: drawn,
+        width: stack || points ? 0 : 2,
+        fill: stack ? drawn : undefined,
+        spanGaps: !points,
+        paths: stack ? uPlot.paths.bars({ size: [0.7, 44], align: 0 }) : undefined,
+        points: { show: !stack, size: points ? 9 : 5, fill: drawn, stroke: drawn },
+        value: (u, raw, index, at) => words(chart.unit, at == null ? null : series.values[at]),
+      };
+    });
+  }
+
+  function options(chart, width, height) {
+    const axis = { stroke: colour("quiet"), font: "12px system-ui, sans-serif", grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
+    const single = chart.series.length === 1;
+    const last = chart.x.length - 1;
+    const pad = chart.kind === "stack" ? 0.6 : chart.x.length === 1 ? 1 : 0.25;
+    return {
+      width,
+      height,
+      padding: [10, 8, 0, 0],
+      scales: {
+        x: { time: false, range: () => [chart.x[0] - pad, chart.x[last] + pad] },
+        y: { distr: chart.scale === "log" ? 3 : 1, range: yRange(chart) },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, label: chart.x_label, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 28,
+          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], space: 34 },
+        { ...axis, size: 54, ...(chart.scale === "log" ? { splits: powersOfTen } : {}), values: (u, values) => values.map((value) => tick(chart.unit, value)), space: 32 },
+      ],
+      series: [{ label: chart.x_label, value: (u, raw) => (raw == null ? "–" : raw + "") }, ...seriesOptions(chart)],
+      legend: { show: true, live: true, markers: { width: 0, fill: (u, i) => colour((chart.kind === "stack" ? [...chart.series].reverse() : chart.series)[i - 1].colour) } },
+      cursor: { y: false, drag: { x: false, y: false }, points: { show: !single && chart.kind !== "stack" } },
+      hooks: {
+        draw: [(u) => { drawIntervals(u, chart); if (chart.limit) drawLimit(u, chart.limit); }],
+        ready: [(u) => u.setLegend({ idx: last })],
+        setCursor: [(u) => { if (u.cursor.idx == null) u.setLegend({ idx: last }); }],
+      },
+    };
+  }
+
+  function draw() {
+    plots.forEach((plot) => plot.destroy());
+    const printing = document.documentElement.classList.contains("printing");
+    plots = [...document.querySelectorAll(".plot")].map((place) => {
+      const chart = charts[place.dataset.chart];
+      const size = chart.wide ? "wide" : "small";
+      const [width, height] = printing ? PRINT_PX[size] : [place.clientWidth, SCREEN_HEIGHT_PX[size]];
+      const layers = chart.kind === "stack" ? stacked(chart) : chart.series.map((series) => series.values);
+      return new uPlot(options(chart, width, height), [chart.x, ...layers], place);
+    });
+  }
+
+  function print(on) {
+    document.documentElement.classList.toggle("printing", on);
+    document.querySelectorAll("details").forEach((one) => {
+      if (on) { one.dataset.was = one.open ? "open" : ""; one.open = true; } else one.open = one.dataset.was === "open";
+    });
+    draw();
+  }
+
+  let resizing = 0;
+  addEventListener("resize", () => { cancelAnimationFrame(resizing); resizing = requestAnimationFrame(draw); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+  draw();
+})();

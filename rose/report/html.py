@@ -1,0 +1,97 @@
+"""The report as one page that opens from a file: no network, nothing loaded, nothing executed but our own script.
+
+Invariants
+- Every text is escaped; transcripts and causes come from models and environments and are not trusted.
+- The page's own policy allows exactly the style sheets and scripts embedded here, by hash, and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rose.report.bars import account_bars, lanes, ticks
+from rose.report.charts import step_charts, success_chart, time_chart
+from rose.report.model import RunReport, Sample
+from rose.report.tables import number_tables
+from rose.report.words import duration, moment, percent, seconds, tiny
+
+SCRIPTS = ("uplot/uPlot.iife.min.js", "report.js")
+STYLES = ("uplot/uPlot.min.css", "report.css")
+
+
+def render_html(report: RunReport) -> str:
+    """The whole page. About 80 KB plus the transcripts."""
+    scripts = [_asset(name) for name in SCRIPTS]
+    styles = [_asset(name) for name in STYLES]
+    wide = [chart for chart in (success_chart(report), time_chart(report)) if chart is not None]
+    small = step_charts(report)
+    return (
+        _templates()
+        .get_template("template.html.jinja")
+        .render(
+            report=report,
+            scripts=scripts,
+            styles=styles,
+            policy=_policy(scripts, styles),
+            wide_charts=wide,
+            small_charts=small,
+            chart_data={chart.chart_id: chart.to_json() for chart in (*wide, *small)},
+            accounts=account_bars(report.ledger),
+            lanes=lanes(report.phases, report.wall_s),
+            ticks=ticks(report.phases, report.wall_s),
+            sample_pairs=sample_pairs(report.samples),
+            tables=number_tables(report),
+            job_rows=list(flat(report.job)),
+            machine_rows=list(flat(report.machine)),
+        )
+    )
+
+
+def sample_pairs(samples: tuple[Sample, ...]) -> list[tuple[int, Sample | None, Sample | None]]:
+    """(task seed, before, after) in order of first appearance; None where one side is missing."""
+    pairs: dict[int, dict[str, Sample]] = {}
+    for sample in samples:
+        pairs.setdefault(sample.task_seed, {}).setdefault(sample.when, sample)
+    return [(seed, pair.get("before"), pair.get("after")) for seed, pair in pairs.items()]
+
+
+def flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested facts as (dotted key, value in words)."""
+    for key, value in facts.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _asset(name: str) -> str:
+    return files("rose.report").joinpath("assets", name).read_text(encoding="utf-8").strip()
+
+
+def _policy(scripts: list[str], styles: list[str]) -> str:
+    def hashes(texts: list[str]) -> str:
+        return " ".join(
+            f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts
+        )
+
+    allowed = f"default-src 'none'; script-src {hashes(scripts)}; style-src {hashes(styles)}"
+    return f"{allowed}; base-uri 'none'; form-action 'none'"
+
+
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("rose.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(percent=percent, duration=duration, seconds=seconds, tiny=tiny, moment=moment)
+    return environment
