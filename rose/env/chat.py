@@ -85,6 +85,11 @@ class Conversation:
         self._messages = messages
         self._text = text
 
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """Every message so far, in order."""
+        return tuple(self._messages)
+
     def answer(self, output_ids: Sequence[int]) -> str:
         """Take in what the model sampled; its text without the end-of-turn token: the action."""
         end = self._renderer.end_of_turn_id

@@ -1,0 +1,175 @@
+"""Publishes weight versions and sees every engine brought to them: the driver of the version state.
+
+Invariants
+- A version is announced only when its snapshot is whole on disk; its folder goes only when the state retires it.
+- An order to an engine is always answered: by the engine, or by a failure when its deadline is over.
+- An engine that starts loads the newest published snapshot, pinned until it has joined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rose_executor.supervisor import EngineSupervisor
+from rose_transfer import snapshot
+from rose_transfer.snapshot import Snapshot
+
+from rose.driver.real import RealDriver
+from rose.errors import RoseError, TransferError
+from rose.logs import logger
+from rose.version_events import (
+    Commit,
+    CommitFailed,
+    Committed,
+    EngineJoined,
+    EngineLost,
+    Pinned,
+    Published,
+    Replace,
+    Retire,
+    Stage,
+    Staged,
+    StageFailed,
+    Unpinned,
+    VersionAction,
+    VersionEvent,
+)
+from rose.versions import EnginePhase, VersionState
+from rose.waits import WaitBoard
+
+log = logger("publisher")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How a version reached an engine: `apply_s` from the order to the answer, `pause_ms` without sampling.
+
+    `pause_ms` is None if the engine did not swap but was started from this version.
+    """
+
+    apply_s: float
+    pause_ms: float | None
+
+
+class _Observed:
+    """The version state, and an event that tells when it has taken a step."""
+
+    def __init__(self, state: VersionState) -> None:
+        self.state = state
+        self.stepped = asyncio.Event()
+
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        actions = self.state.step(event, now)
+        self.stepped.set()
+        return actions
+
+
+class Publisher:
+    """One store of snapshots, one supervised engine. `run` must run for anything else to happen."""
+
+    def __init__(self, store: Path, base_dir: Path, keep: int, supervisor: EngineSupervisor, waits: WaitBoard) -> None:
+        self._store = store
+        self._base_dir = base_dir
+        self._supervisor = supervisor
+        self._waits = waits
+        self._core = _Observed(VersionState(keep=keep))
+        self._driver: RealDriver[VersionEvent, VersionAction] = RealDriver(
+            self._core, self._perform, name="versions", waits=waits
+        )
+        self._snapshots: dict[int, Snapshot] = {}
+        self._pauses_ms: dict[int, float] = {}
+
+    async def run(self) -> None:
+        """Drive the version state until `stop`. Raises what broke it."""
+        await self._driver.run()
+
+    def stop(self) -> None:
+        self._driver.stop()
+
+    def snapshot(self, version: int) -> Snapshot:
+        """The snapshot of a kept version."""
+        return self._snapshots[version]
+
+    async def publish(self, version: int, state: Mapping[str, torch.Tensor]) -> Snapshot:
+        """Write `state` (HF names, float32 or bf16 tensors, rounded to bf16) whole, then announce it.
+
+        Raises TransferError if it cannot be written; earlier versions are untouched.
+        """
+        made = await asyncio.to_thread(snapshot.publish, self._store, version, state, self._base_dir)
+        self._snapshots[version] = made
+        await self._driver.send(Published(version, made.fingerprint))
+        return made
+
+    async def applied(self, engine_id: str, version: int, timeout_s: float) -> Applied:
+        """Wait until the engine samples with `version` or a later one.
+
+        Raises TransferError if the engine keeps refusing it, DeadlineExceeded if nothing happens.
+        """
+        start_s = time.monotonic()
+        await self._waits.within(
+            self._until_serving(engine_id, version),
+            f"version {version}",
+            engine_id,
+            timeout_s,
+            boundary="transfer",
+            to_do="see the engine's log",
+        )
+        return Applied(time.monotonic() - start_s, self._pauses_ms.get(version))
+
+    async def starting(self, engine_id: str, lost_incarnation: str | None) -> Snapshot:
+        """What a (re)starting engine loads; pinned until `joined`."""
+        newest = max(self._snapshots)
+        await self._driver.send(Pinned(newest, f"start of {engine_id}"))
+        if lost_incarnation is not None:
+            await self._driver.send(EngineLost(engine_id, lost_incarnation))
+        return self._snapshots[newest]
+
+    async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
+        """The engine is up with `version`."""
+        await self._driver.send(EngineJoined(engine_id, incarnation, version))
+        await self._driver.send(Unpinned(version, f"start of {engine_id}"))
+
+    async def _until_serving(self, engine_id: str, version: int) -> None:
+        state = self._core.state
+        while not (state.may_serve(engine_id) and (state.engine_version(engine_id) or 0) >= version):
+            if state.phase(engine_id) is EnginePhase.LAGGING:
+                raise TransferError(
+                    f"{engine_id} does not take version {version}: {state.trouble().get(engine_id, '')}",
+                    expected="a snapshot that verifies against its manifest",
+                )
+            self._core.stepped.clear()
+            await self._core.stepped.wait()
+
+    async def _perform(self, action: VersionAction) -> Sequence[VersionEvent]:
+        match action:
+            case Stage():
+                return [await self._stage(action)]
+            case Commit():
+                return [await self._commit(action)]
+            case Replace():
+                log.error("engine is replaced", engine_id=action.engine_id, version=action.version, why=action.why)
+                await self._supervisor.replace(action.why)
+            case Retire():
+                await asyncio.to_thread(snapshot.retire, self._snapshots.pop(action.version).path)
+        return []
+
+    async def _stage(self, order: Stage) -> VersionEvent:
+        try:
+            engine = await self._supervisor.ready()
+            await engine.control.stage_version(order.version, self._snapshots[order.version].path)
+        except RoseError as error:
+            return StageFailed(order.engine_id, order.version, order.order, str(error))
+        return Staged(order.engine_id, order.version, order.order)
+
+    async def _commit(self, order: Commit) -> VersionEvent:
+        try:
+            engine = await self._supervisor.ready()
+            self._pauses_ms[order.version] = await engine.control.commit_version(order.version)
+        except RoseError as error:
+            return CommitFailed(order.engine_id, order.version, order.order, str(error))
+        return Committed(order.engine_id, order.version, order.order)

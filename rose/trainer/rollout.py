@@ -1,0 +1,187 @@
+"""Drives trajectories: observe, sample, act, until the task ends.
+
+Invariants
+- A task that was started comes back as exactly one trajectory, whatever its environment or engine did; failures are
+  outcomes with a cause. Only cancellation passes through.
+- A context is only ever appended to. Where the rendered prefix does not extend it, a new segment begins and says so.
+- Trajectories that cannot be trained are settled here; the others stay in flight until the update decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rose.env.chat import ChatRenderer, Conversation, Delta, Message
+from rose.env.host import EnvironmentHost
+from rose.errors import EngineError, EnvironmentFailed
+from rose.ledger import Account
+from rose.logs import bound, logger
+from rose.records import Outcome, Purpose, Trajectory, Turn
+from rose.trainer.books import Books
+from rose.trainer.sampler import TurnSampler
+
+log = logger("rollout")
+
+_CHARACTERS_PER_TOKEN_MAX = 128
+"""More than any vocabulary's tokens average over a text."""
+
+_ACCOUNT_OF = {
+    Outcome.TRUNCATED: Account.TRUNCATED,
+    Outcome.ENVIRONMENT_FAILED: Account.ENVIRONMENT_FAILED,
+    Outcome.ABORTED: Account.ABORTED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One attempt to make: tasks of one group share their seed. `keep_messages` keeps its words for `take_messages`."""
+
+    trajectory_id: str
+    group_id: str
+    seed: int
+    purpose: Purpose
+    keep_messages: bool = False
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A trajectory under way; `context` is what the model sees next."""
+
+    context: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    reward: float = 0.0
+    success: bool = False
+    malformed_actions: int = 0
+    outcome: Outcome = Outcome.COMPLETED
+    failure: str = ""
+
+    def finish(self, task: Task) -> Trajectory:
+        return Trajectory(
+            trajectory_id=task.trajectory_id,
+            group_id=task.group_id,
+            task_seed=task.seed,
+            purpose=task.purpose,
+            turns=tuple(self.turns),
+            reward=self.reward,
+            success=self.success,
+            outcome=self.outcome,
+            malformed_actions=self.malformed_actions,
+            failure=self.failure,
+        )
+
+
+class Rollout:
+    """Runs tasks side by side, at most `concurrency` at once.
+
+    `context_tokens_max` bounds prompt and output of one turn together: the engine's context length.
+    """
+
+    def __init__(
+        self,
+        sampler: TurnSampler,
+        host: EnvironmentHost,
+        renderer: ChatRenderer,
+        books: Books,
+        *,
+        context_tokens_max: int,
+        turns_max: int,
+        concurrency: int,
+    ) -> None:
+        self._sampler = sampler
+        self._host = host
+        self._renderer = renderer
+        self._books = books
+        self._context_tokens_max = context_tokens_max
+        self._turns_max = turns_max
+        self._slots = asyncio.Semaphore(concurrency)
+        self._messages: dict[str, Conversation] = {}
+
+    async def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
+        """One trajectory per task, in the order of `tasks`."""
+        async with asyncio.TaskGroup() as group:
+            running = [group.create_task(self._one(task)) for task in tasks]
+        return [each.result() for each in running]
+
+    def take_messages(self, trajectory_id: str) -> tuple[Message, ...]:
+        """The messages of a task that asked to keep them, once; empty if it never began."""
+        conversation = self._messages.pop(trajectory_id, None)
+        return conversation.messages if conversation is not None else ()
+
+    async def _one(self, task: Task) -> Trajectory:
+        async with self._slots:
+            with bound(trajectory_id=task.trajectory_id, group_id=task.group_id):
+                self._books.open_trajectory(task.trajectory_id)
+                draft = _Draft()
+                try:
+                    await self._play(task, draft)
+                except EnvironmentFailed as error:
+                    draft.outcome, draft.failure = Outcome.ENVIRONMENT_FAILED, str(error)
+                except EngineError as error:
+                    draft.outcome, draft.failure = Outcome.ABORTED, str(error)
+                if draft.outcome is not Outcome.COMPLETED:
+                    log.warning("trajectory ended early", outcome=draft.outcome.value, why=draft.failure)
+                self._settle(task, draft)
+                return draft.finish(task)
+
+    def _settle(self, task: Task, draft: _Draft) -> None:
+        if task.purpose is Purpose.EVALUATION:
+            self._books.settle(task.trajectory_id, Account.EVALUATION)
+        elif draft.outcome is not Outcome.COMPLETED:
+            self._books.settle(task.trajectory_id, _ACCOUNT_OF[draft.outcome])
+
+    async def _play(self, task: Task, draft: _Draft) -> None:
+        episode = await self._host.open(task.seed, task.trajectory_id)
+        try:
+            self._check_length(episode.first_observation)
+            conversation, delta = self._renderer.open(episode.system_prompt, episode.first_observation)
+            if task.keep_messages:
+                self._messages[task.trajectory_id] = conversation
+            for index in range(self._turns_max):
+                self._extend(draft, delta)
+                action = await self._turn(task, draft, index, conversation, delta)
+                result = await episode.step(action)
+                draft.reward += result.reward
+                draft.success = draft.success or result.success
+                draft.malformed_actions += result.malformed
+                if result.over:
+                    return
+                self._check_length(result.observation)
+                delta = conversation.observe(result.observation)
+        except _ContextFull as full:
+            draft.outcome, draft.failure = Outcome.TRUNCATED, str(full)
+        finally:
+            await episode.close()
+
+    def _check_length(self, observation: str) -> None:
+        # Before encoding: a gigabyte of text must not hold up every other trajectory.
+        if len(observation) > _CHARACTERS_PER_TOKEN_MAX * self._context_tokens_max:
+            raise _ContextFull(f"an observation of {len(observation)} characters, more than any context holds")
+
+    def _extend(self, draft: _Draft, delta: Delta) -> None:
+        context = list(delta.ids) if delta.starts_segment else [*draft.context, *delta.ids]
+        needed = len(context) + self._sampler.settings.max_new_tokens
+        if needed > self._context_tokens_max:
+            raise _ContextFull(f"the next turn needs {needed} tokens, the context holds {self._context_tokens_max}")
+        draft.context = context
+
+    async def _turn(self, task: Task, draft: _Draft, index: int, conversation: Conversation, delta: Delta) -> str:
+        sampled = await self._sampler.sample(task.trajectory_id, index, draft.context)
+        draft.context.extend(sampled.output_ids)
+        draft.turns.append(
+            Turn(
+                context_ids=delta.ids,
+                output_ids=tuple(sampled.output_ids),
+                logprobs=tuple(sampled.logprobs),
+                versions=tuple(sampled.versions),
+                finish=sampled.finish,
+                starts_segment=delta.starts_segment,
+                requests=tuple(sampled.requests),
+            )
+        )
+        return conversation.answer(sampled.output_ids)
+
+
+class _ContextFull(Exception):
+    """The episode needs more tokens than the engine's context holds."""

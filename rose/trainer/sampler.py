@@ -1,0 +1,126 @@
+"""Samples one turn, whatever happens to the engine meanwhile.
+
+Invariants
+- Tokens that arrived are kept: after a lost engine the turn goes on behind them, on the engine's successor.
+- Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, read from
+  its token page, so tokens that never arrived are *unreceived* and not forgotten.
+- Every attempt has a deadline; attempts are bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose_executor.token_route import EngineLost, RouteOutput
+
+from rose.errors import EngineError
+from rose.logs import logger
+from rose.records import Finish, RequestPart, VersionSpan
+from rose.trainer.books import Books
+
+log = logger("sampler")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How to sample: `temperature` 0 is greedy; `max_new_tokens` bounds one turn, `attempts_max` its engines."""
+
+    temperature: float
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    turn_timeout_s: float
+    attempts_max: int
+
+
+@dataclass(slots=True)
+class SampledTurn:
+    """What one turn has received so far; lengths of `output_ids` and `logprobs` agree, `versions` tile them."""
+
+    output_ids: list[int]
+    logprobs: list[float]
+    versions: list[VersionSpan]
+    requests: list[RequestPart]
+    finish: Finish = Finish.ABORT
+
+    def extend(self, engine_id: str, request_id: str, part: RouteOutput) -> None:
+        at = len(self.output_ids)
+        self.output_ids.extend(part.output_ids)
+        self.logprobs.extend(part.logprobs)
+        for span in part.versions:
+            self._append_span(VersionSpan(span.version, span.start + at, span.end + at))
+        self.requests.append(RequestPart(engine_id, request_id, len(part.output_ids)))
+
+    def _append_span(self, span: VersionSpan) -> None:
+        last = self.versions[-1] if self.versions else None
+        if last is not None and last.version == span.version:
+            self.versions[-1] = VersionSpan(last.version, last.start, span.end)
+        else:
+            self.versions.append(span)
+
+
+class TurnSampler:
+    """Samples turns on the supervised engine."""
+
+    def __init__(self, supervisor: EngineSupervisor, books: Books, settings: SamplingSettings) -> None:
+        self._supervisor = supervisor
+        self._books = books
+        self.settings = settings
+
+    async def sample(self, trajectory_id: str, turn_index: int, token_ids: list[int]) -> SampledTurn:
+        """Continue `token_ids` by one turn.
+
+        Raises EngineError if the engine refuses the request, or was lost `attempts_max` times.
+        """
+        turn = SampledTurn([], [], [], [])
+        for attempt in range(self.settings.attempts_max):
+            engine = await self._supervisor.ready()
+            request_id = f"{trajectory_id}.{turn_index}.{attempt}"
+            self._books.start_request(request_id, trajectory_id, engine)
+            try:
+                part = await self._request(engine, request_id, token_ids, turn)
+            except EngineLost as lost:
+                part = await self._partial(engine, request_id, lost)
+                turn.extend(engine.engine_id, request_id, part)
+                log.warning("turn resumes", request_id=request_id, kept_tokens=len(part.output_ids), why=lost.what)
+                if self._complete(turn):
+                    return turn
+                continue
+            except EngineError:
+                self._books.end_request(request_id, 0, await engine.final_request_tokens(request_id))
+                raise
+            self._books.end_request(request_id, len(part.output_ids))
+            turn.extend(engine.engine_id, request_id, part)
+            turn.finish = part.finish
+            return turn
+        raise EngineError(
+            f"turn {turn_index} of {trajectory_id} was lost {self.settings.attempts_max} times",
+            expected="one of the attempts to finish",
+            to_do="see the engine's log for why it dies",
+        )
+
+    async def _request(
+        self, engine: LiveEngine, request_id: str, token_ids: list[int], turn: SampledTurn
+    ) -> RouteOutput:
+        return await engine.route.generate(
+            request_id,
+            [*token_ids, *turn.output_ids],
+            max_tokens=self.settings.max_new_tokens - len(turn.output_ids),
+            temperature=self.settings.temperature,
+            stop_token_ids=self.settings.stop_token_ids,
+            timeout_s=self.settings.turn_timeout_s,
+        )
+
+    async def _partial(self, engine: LiveEngine, request_id: str, lost: EngineLost) -> RouteOutput:
+        """What arrived before the stream broke; raises EngineError if it cannot be stamped with one version."""
+        generated = await engine.final_request_tokens(request_id)
+        self._books.end_request(request_id, len(lost.partial.output_ids), generated)
+        return lost.stamped(engine.page, request_id)
+
+    def _complete(self, turn: SampledTurn) -> bool:
+        """Whether a lost stream had already delivered its last token."""
+        if turn.output_ids and turn.output_ids[-1] in self.settings.stop_token_ids:
+            turn.finish = Finish.STOP
+        elif len(turn.output_ids) >= self.settings.max_new_tokens:
+            turn.finish = Finish.LENGTH
+        return turn.finish is not Finish.ABORT
