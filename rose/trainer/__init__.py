@@ -1,0 +1,1 @@
+"""The trainer: rollouts in, a better policy out, one version per update."""
