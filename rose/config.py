@@ -87,7 +87,10 @@ class EngineConfig(_Section):
 class EnvironmentConfig(_Section):
     """The task."""
 
-    kind: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$", description="Name of the environment, such as frozenlake.")
+    kind: str = Field(
+        pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?$",
+        description="The environment: a built-in name such as frozen_lake, or package.module:Class.",
+    )
     params: dict[str, Param] = Field(default_factory=dict, description="Table of the environment's own settings.")
     reset_timeout_s: Seconds = Field(default=20.0, description="Longest wait for an episode to begin, in seconds.")
     step_timeout_s: Seconds = Field(default=20.0, description="Longest wait for the answer to one action, in seconds.")

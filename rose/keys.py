@@ -79,7 +79,7 @@ def describe(field: FieldInfo) -> str:
     if kind is Path:
         return "a path"
     if kind is str:
-        return f"text that matches {next(rule.pattern for rule in field.metadata if hasattr(rule, 'pattern'))}"
+        return f"text that matches `{next(rule.pattern for rule in field.metadata if hasattr(rule, 'pattern'))}`"
     return f"{'a whole number' if kind is int else 'a number'} {_bounds(field.metadata)}"
 
 

@@ -26,17 +26,22 @@ FRESH_ENGINE_BYTES = _GIB // 2
 TRAINER_BYTES = _GIB
 OUTPUT_BYTES = 64 * _MIB
 PACKAGES = ("torch", "transformers", "vllm", "safetensors", "numpy", "aiohttp", "gymnasium")
+_MODEL_FOLDER = "a model folder in Hugging Face format"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: `to_do` is empty where it is `ok`."""
+    """One thing looked at: `to_do` is empty where it is `ok`.
+
+    `of_job`: the job file is what must change, on any machine; otherwise it is this machine that falls short.
+    """
 
     name: str
     ok: bool
     found: str
     needed: str
     to_do: str = ""
+    of_job: bool = False
 
 
 def preflight(job: Job, machine: Machine, runtime_root: Path) -> list[Check]:
@@ -45,11 +50,10 @@ def preflight(job: Job, machine: Machine, runtime_root: Path) -> list[Check]:
     try:
         model = read_model_folder(job.model.path)
     except ConfigError as error:
-        needed = "a model folder in Hugging Face format"
-        return [*checks, Check("model folder", False, error.what, needed, error.to_do)]
+        return [*checks, Check("model folder", False, error.what, _MODEL_FOLDER, error.to_do, of_job=True)]
     return [
         *checks,
-        Check("model folder", True, f"{_mib(model.weights_bytes)} of weights", "a model folder in Hugging Face format"),
+        Check("model folder", True, f"{_mib(model.weights_bytes)} of weights", _MODEL_FOLDER, of_job=True),
         _context(job, model),
         _kv_cache(job, model),
         _memory(job, model, machine),
@@ -102,6 +106,7 @@ def _context(job: Job, model: ModelFolder) -> Check:
         f"the model takes {model.context_tokens_max} tokens",
         f"{job.engine.max_model_len} (engine.max_model_len)",
         f"set engine.max_model_len to at most {model.context_tokens_max}",
+        of_job=True,
     )
 
 
@@ -113,6 +118,7 @@ def _kv_cache(job: Job, model: ModelFolder) -> Check:
         f"{_mib(job.engine.kv_cache_gib * _GIB)} (engine.kv_cache_gib)",
         f"{_mib(needed_bytes)} for one sequence of engine.max_model_len",
         "raise engine.kv_cache_gib or lower engine.max_model_len",
+        of_job=True,
     )
 
 
@@ -153,8 +159,8 @@ def _disk(name: str, path: Path, needed_bytes: int) -> Check:
     )
 
 
-def _check(name: str, ok: bool, found: str, needed: str, to_do: str) -> Check:
-    return Check(name, ok, found, needed, "" if ok else to_do)
+def _check(name: str, ok: bool, found: str, needed: str, to_do: str, *, of_job: bool = False) -> Check:
+    return Check(name, ok, found, needed, "" if ok else to_do, of_job)
 
 
 def _bytes_per_value(job: Job) -> int:

@@ -1,0 +1,74 @@
+"""`rose run` and `rose demo`: read the job, check the machine, then run it or say why not."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from rose.cli.terminal import console
+from rose.config import Job, load_job
+from rose.errors import ClusterError, ConfigError
+from rose.machine import look
+from rose.preflight import Check, preflight
+from rose.runs import runtime_root
+
+
+def run_command(job_file: Path, *, out: Path | None, dry_run: bool, plain: bool) -> None:
+    """Run a job file, or only show and check it.
+
+    Raises ConfigError for a wrong job, ClusterError if the machine lacks something the job needs.
+    """
+    job = load_job(job_file, out=out)
+    checks = [*preflight(job, look(), runtime_root()), _environment(job)]
+    failed = [check for check in checks if not check.ok]
+    if dry_run:
+        typer.echo(job.to_toml())
+        console().print(check_table(checks))
+        raise typer.Exit(1 if failed else 0)
+    if failed:
+        lines = "".join(f"\n  {line}" for line in map(_line, failed))
+        to_do = "mend the above; `rose run --dry-run` shows every check"
+        if any(check.of_job for check in failed):
+            raise ConfigError(f"{job_file}: cannot run as it is{lines}", to_do=to_do)
+        raise ClusterError(f"this machine cannot run the job{lines}", to_do=to_do)
+    from rose.trainer.run import run_job
+
+    run_job(job, plain=plain)
+
+
+def demo_command(*, out: Path | None, dry_run: bool, plain: bool) -> None:
+    """Run the job that is shipped with the package. Raises as `run_command` does."""
+    run_command(Path(str(files("rose.demo") / "job.toml")), out=out, dry_run=dry_run, plain=plain)
+
+
+def check_table(checks: list[Check]) -> Table:
+    """The checks as a table, each failed one with what to do below it."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("check", "", "found", "needed"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        verdict = Text("ok", "green") if check.ok else Text("FAILED", "bold red")
+        table.add_row(Text(check.name), verdict, Text(check.found), Text(check.needed))
+        if not check.ok:
+            table.add_row("", "", Text(f"to do: {check.to_do}", "yellow"), "")
+    return table
+
+
+def _environment(job: Job) -> Check:
+    from rose.env.contract import load_environment
+
+    needed = "a known environment that takes its params"
+    try:
+        load_environment(job.environment.kind, job.environment.params)
+    except ConfigError as error:
+        to_do = "; ".join(filter(None, (error.expected and f"expected {error.expected}", error.to_do)))
+        return Check("environment", False, error.what, needed, to_do or "correct [environment]", of_job=True)
+    return Check("environment", True, job.environment.kind, needed, of_job=True)
+
+
+def _line(check: Check) -> str:
+    return f"{check.name}: {check.found}; needed: {check.needed}; {check.to_do}"

@@ -1,0 +1,125 @@
+"""`rose status`: every run of this user, its parts, and its named waits."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from rose.cli.frame import printable
+from rose.cli.terminal import console
+from rose.errors import ConfigError
+from rose.runs import list_runs, runtime_root
+from rose.status import Liveness, Page, RunStatus, read_status
+
+REFRESH_S = 1.0
+_COLOURS = {Liveness.LIVE: "green", Liveness.STALE: "yellow", Liveness.DEAD: "red"}
+
+
+def status_command(*, as_json: bool, watch: bool) -> None:
+    """Print the status of every run once, or again and again until Ctrl-C.
+
+    Raises ConfigError for --json with --watch, ClusterError if the runtime folder cannot be used.
+    """
+    if as_json and watch:
+        raise ConfigError("--json and --watch together", expected="one of them", to_do="call --json in a loop instead")
+    root = runtime_root()
+    if as_json:
+        typer.echo(json.dumps([_plain(one) for one in _look(root)], indent=2))
+    elif watch:
+        _watch(root)
+    else:
+        console().print(render(root, _look(root), time.time()))
+
+
+def _look(root: Path) -> list[RunStatus]:
+    now_s = time.time()
+    return [read_status(run, now_s) for run in list_runs(root)]
+
+
+def _plain(status: RunStatus) -> dict[str, Any]:
+    return {**asdict(status), "page": status.page and status.page.model_dump()}
+
+
+def _watch(root: Path) -> None:
+    with suppress(KeyboardInterrupt), Live(console=console(), auto_refresh=False) as live:
+        while True:
+            live.update(render(root, _look(root), time.time()), refresh=True)
+            time.sleep(REFRESH_S)
+
+
+def render(root: Path, runs: list[RunStatus], now_s: float) -> RenderableType:
+    """All runs as of `now_s`, for a terminal."""
+    if not runs:
+        return Text(f"no runs (looked in {root})")
+    return Group(*(_run(one, now_s) for one in runs))
+
+
+def _run(status: RunStatus, now_s: float) -> RenderableType:
+    head = Text.assemble(
+        (printable(status.run_id), "bold"),
+        "  ",
+        (status.liveness.value, _COLOURS[status.liveness]),
+        f"  {_said(status)}",
+    )
+    if status.page is None:
+        return Group(head, Text())
+    return Group(head, _facts(status.page), _parts(status.page, now_s), _waits(status.page, now_s), Text())
+
+
+def _said(status: RunStatus) -> str:
+    if status.page is None or status.age_s is None:
+        return printable(status.problem)
+    text = f"pid {status.page.pid}, said {status.age_s:.0f} s ago, output {printable(status.page.output)}"
+    if status.page.write_failures:
+        text += f", {status.page.write_failures} status writes failed"
+    return text
+
+
+def _facts(page: Page) -> RenderableType:
+    return Text("  " + "  ".join(f"{printable(key)}={_value(value)}" for key, value in page.facts.items()), "dim")
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+
+
+def _parts(page: Page, now_s: float) -> RenderableType:
+    table = _table("part", "state", "for", "detail")
+    for part in page.parts:
+        row = (part.name, part.state, _seconds(now_s - part.since_s), part.detail)
+        table.add_row("", *(Text(printable(cell)) for cell in row))
+    return table if page.parts else Text("  no part has reported yet")
+
+
+def _waits(page: Page, now_s: float) -> RenderableType:
+    if not page.waits:
+        return Text("  waits for nothing")
+    table = _table("waits for", "from", "for", "deadline")
+    for wait in page.waits:
+        left_s = wait.deadline_s - now_s
+        deadline = f"in {_seconds(left_s)}" if left_s >= 0 else f"{_seconds(-left_s)} ago"
+        cells = (wait.what, wait.whom, _seconds(now_s - wait.since_s))
+        table.add_row("", *(Text(printable(cell)) for cell in cells), Text(deadline, "" if left_s >= 0 else "bold red"))
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table("", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _seconds(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
