@@ -30,8 +30,9 @@ which is whole, until the next one is published. A new incarnation (EngineJoined
 poisoned if it loaded a version that is not kept; EngineLost forgets the engine.
 
 What the caller owes: every order is answered exactly once, at the latest by StageFailed or CommitFailed when
-its deadline is over. Whoever starts an engine pins the version it loads from before the old incarnation is
-reported lost until the new one has joined. A poisoned engine is ended before it is started again.
+its deadline is over. The lives of one engine are reported in order, perhaps more than once. Whoever starts an
+engine pins the version it loads from, from before the old incarnation is reported lost until the new one
+has joined. A poisoned engine is ended before it is started again.
 """
 
 from __future__ import annotations
