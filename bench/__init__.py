@@ -1,0 +1,1 @@
+"""Measurements: `./dev python -m bench NAME --json FILE`."""
