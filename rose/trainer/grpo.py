@@ -38,7 +38,7 @@ class GrpoSettings:
     """
 
     minibatches: int = 2
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 4096
     clip_low: float = 0.2
     clip_high: float = 0.28
     max_grad_norm: float = 1.0
