@@ -139,7 +139,7 @@ class VirtualDriver(Generic[E, A]):
                 happening()
                 self._check()
             except Exception as error:
-                raise self.failed(str(error) if isinstance(error, ContractError) else repr(error)) from error
+                raise self.failed(error.what if isinstance(error, ContractError) else repr(error)) from error
             if number > HAPPENINGS_MAX:
                 raise self.failed(f"still busy after {HAPPENINGS_MAX} happenings")
         self.now = max(self.now, until_s)

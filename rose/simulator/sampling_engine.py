@@ -33,11 +33,12 @@ class PageSlot:
 
 @dataclass(slots=True)
 class Page:
-    """The token page of one incarnation."""
+    """The token page of one incarnation; `read` is the total at its last reading."""
 
     engine_id: str
     incarnation: str
     total: int = 0
+    read: int = 0
     slots: dict[str, PageSlot] = field(default_factory=dict)
     writer_alive: bool = True
 

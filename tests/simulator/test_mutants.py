@@ -1,0 +1,275 @@
+"""The worlds must be able to fail: each bug planted in a core here is caught within a few hundred seeds."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rose.driver.virtual import SimulationFailed
+from rose.ledger import (
+    Account,
+    EngineCounted,
+    LedgerEvent,
+    Opened,
+    Received,
+    RequestEnded,
+    RequestStarted,
+    Settled,
+    TokenLedger,
+)
+from rose.simulator.ledger_world import LedgerWorld
+from rose.simulator.version_world import VersionWorld
+from rose.version_events import (
+    Commit,
+    CommitFailed,
+    Committed,
+    EngineJoined,
+    EngineLost,
+    Pinned,
+    Retire,
+    Stage,
+    Staged,
+    StageFailed,
+    Unpinned,
+    VersionAction,
+    VersionEvent,
+)
+from rose.versions import VersionState
+
+SEEDS = 300
+
+
+# Ledgers
+
+
+class ForgetsUnreceived(TokenLedger):
+    def step(self, event: LedgerEvent, now: float) -> tuple[()]:
+        if isinstance(event, RequestEnded):
+            event = RequestEnded(event.request_id, None)
+        return super().step(event, now)
+
+
+class CountsAllGeneratedAsUnreceived(TokenLedger):
+    def _request_ended(self, event: RequestEnded) -> None:
+        self._requests[event.request_id].received = 0
+        super()._request_ended(event)
+
+
+class KeepsOnlyTheLastIncarnation(TokenLedger):
+    def _engine_counted(self, event: EngineCounted) -> None:
+        self._generated = {key: n for key, n in self._generated.items() if key[0] != event.engine_id}
+        super()._engine_counted(event)
+
+
+class TakesGeneratedFromWhatArrived(TokenLedger):
+    def generated(self) -> int:
+        return sum(self._totals.values())
+
+
+class SettlesTruncatedAsTrained(TokenLedger):
+    def step(self, event: LedgerEvent, now: float) -> tuple[()]:
+        if isinstance(event, Settled) and event.account is Account.TRUNCATED:
+            event = Settled(event.trajectory_id, Account.TRAINED)
+        return super().step(event, now)
+
+
+class LeavesAbortedInFlight(TokenLedger):
+    def step(self, event: LedgerEvent, now: float) -> tuple[()]:
+        before = self._totals[Account.IN_FLIGHT]
+        super().step(event, now)
+        if isinstance(event, Settled) and event.account is Account.ABORTED:
+            self._totals[Account.IN_FLIGHT] = before
+        return ()
+
+
+class BooksTwiceAfterReuse(TokenLedger):
+    """Keeps what an earlier request of the same id received."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._earlier: dict[str, int] = {}
+
+    def step(self, event: LedgerEvent, now: float) -> tuple[()]:
+        if isinstance(event, RequestEnded):
+            self._earlier[event.request_id] = self._requests[event.request_id].received
+        super().step(event, now)
+        if isinstance(event, RequestStarted):
+            self._requests[event.request_id].received = self._earlier.get(event.request_id, 0)
+        return ()
+
+
+class ForgetsToOpen(TokenLedger):
+    def step(self, event: LedgerEvent, now: float) -> tuple[()]:
+        return () if isinstance(event, Opened) and event.trajectory_id == "t3" else super().step(event, now)
+
+
+class DropsSingleTokens(TokenLedger):
+    def step(self, event: LedgerEvent, now: float) -> tuple[()]:
+        return () if isinstance(event, Received) and event.tokens == 1 else super().step(event, now)
+
+
+LEDGERS = [
+    ForgetsUnreceived,
+    CountsAllGeneratedAsUnreceived,
+    KeepsOnlyTheLastIncarnation,
+    TakesGeneratedFromWhatArrived,
+    SettlesTruncatedAsTrained,
+    LeavesAbortedInFlight,
+    BooksTwiceAfterReuse,
+    ForgetsToOpen,
+    DropsSingleTokens,
+]
+
+
+# Version states
+
+
+class CommitsWithoutStaging(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        actions: list[VersionAction] = []
+        for action in super().step(event, now):
+            if isinstance(action, Stage):
+                staged = Staged(action.engine_id, action.version, action.order)
+                actions.extend(super().step(staged, now))
+            else:
+                actions.append(action)
+        return tuple(actions)
+
+
+class TrustsAFailedCommit(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        if isinstance(event, CommitFailed):
+            event = Committed(event.engine_id, event.version, event.order)
+        return super().step(event, now)
+
+
+class ServesWhileCommitting(VersionState):
+    def may_serve(self, engine_id: str) -> bool:
+        return self.engine_version(engine_id) is not None
+
+
+class AnswersNeedNoOrder(VersionState):
+    """Takes any answer for the newest one: late and repeated ones too."""
+
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        if isinstance(event, Staged | StageFailed | Committed | CommitFailed) and event.engine_id in self._engines:
+            event = type(event)(**{**_fields(event), "order": self._engines[event.engine_id].order})
+        return super().step(event, now)
+
+
+class BelievesLateNews(VersionState):
+    """Forgets which incarnations have ended."""
+
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        self._ended.clear()
+        return super().step(event, now)
+
+
+class LosesTheNewForTheOld(VersionState):
+    """A late report that an old incarnation is dead removes the new one."""
+
+    def _lost(self, event: EngineLost) -> None:
+        known = self._engines.get(event.engine_id)
+        super()._lost(EngineLost(event.engine_id, known.incarnation) if known else event)
+
+
+class RetiresPinned(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        return () if isinstance(event, Pinned) else super().step(event, now)
+
+
+class NeverUnpins(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        return () if isinstance(event, Unpinned) else super().step(event, now)
+
+
+class RetiresWhatRuns(VersionState):
+    def _retire(self) -> tuple[Retire, ...]:
+        running = {engine_id: engine.running for engine_id, engine in self._engines.items()}
+        for engine in self._engines.values():
+            engine.running = engine.target
+        retired = super()._retire()
+        for engine_id, version in running.items():
+            self._engines[engine_id].running = version
+        return retired
+
+
+class KeepsOneTooFew(VersionState):
+    def __init__(self) -> None:
+        super().__init__(keep=1)
+
+
+class StopsAfterOneFailure(VersionState):
+    """An engine whose stage failed for good is not brought to later versions either."""
+
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        lagging = set(self.trouble())
+        return tuple(
+            action
+            for action in super().step(event, now)
+            if not (isinstance(action, Stage) and action.engine_id in lagging)
+        )
+
+
+class LeavesPoisonedEngines(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        return tuple(a for a in super().step(event, now) if isinstance(a, Stage | Commit | Retire))
+
+
+class StartsFromTheWrongVersion(VersionState):
+    """Takes a joined engine to run the newest version, whatever it loaded."""
+
+    def _joined(self, event: EngineJoined) -> tuple[VersionAction, ...]:
+        return super()._joined(EngineJoined(event.engine_id, event.incarnation, self._newest or 0))
+
+
+STATES = [
+    CommitsWithoutStaging,
+    TrustsAFailedCommit,
+    ServesWhileCommitting,
+    AnswersNeedNoOrder,
+    BelievesLateNews,
+    LosesTheNewForTheOld,
+    RetiresPinned,
+    NeverUnpins,
+    RetiresWhatRuns,
+    KeepsOneTooFew,
+    StopsAfterOneFailure,
+    LeavesPoisonedEngines,
+    StartsFromTheWrongVersion,
+]
+
+
+def _fields(event: object) -> dict[str, object]:
+    return {name: getattr(event, name) for name in type(event).__slots__}  # type: ignore[attr-defined]
+
+
+def _first_failure(world: type[LedgerWorld] | type[VersionWorld], core: type) -> SimulationFailed:
+    for seed in range(SEEDS):
+        try:
+            world(seed, core()).run()
+        except SimulationFailed as failure:
+            return failure
+    pytest.fail(f"{core.__name__} survived {SEEDS} seeds")
+
+
+@pytest.mark.parametrize("core", LEDGERS)
+def test_the_ledger_world_catches(core: type[TokenLedger]) -> None:
+    assert "ledger, seed" in str(_first_failure(LedgerWorld, core))
+
+
+@pytest.mark.parametrize("core", STATES)
+def test_the_version_world_catches(core: type[VersionState]) -> None:
+    assert "versions, seed" in str(_first_failure(VersionWorld, core))
+
+
+def test_a_failure_carries_its_seed_its_tail_and_the_command_and_replays_to_the_same_lines() -> None:
+    failure = _first_failure(LedgerWorld, ForgetsUnreceived)
+    assert failure.command == f"./dev python -m rose.simulator ledger --seed {failure.seed}"
+    assert failure.command in str(failure)
+    assert 5 < len(failure.tail) <= 25
+    with pytest.raises(SimulationFailed) as again:
+        LedgerWorld(failure.seed, ForgetsUnreceived()).run()
+    assert str(again.value) == str(failure)
+    assert re.search(r"RequestEnded\(request_id='t\d+\.\d+', generated=\d+\)", str(failure))
