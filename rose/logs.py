@@ -25,6 +25,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from rose.errors import ClusterError
 
 REDACTED = "[redacted]"
+DEPTH_MAX = 8
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+")
 _SECRET_WORDS = {"authorization", "cookie", "credential", "credentials", "passwd", "password", "secret", "secrets"}
 _SECRET_ENDS = ("token", "apikey", "api key", "private key", "access key", "secret key")
@@ -104,12 +105,20 @@ def open_log(path: Path) -> RunLog:
     return RunLog(file, terminal)
 
 
-def redact(value: object) -> object:
-    """A copy of nested mappings and sequences, with every value under a secret's key replaced."""
-    if isinstance(value, Mapping):
-        return {key: REDACTED if is_secret(str(key)) else redact(item) for key, item in value.items()}
+def redact(value: object, depth: int = 0) -> object:
+    """A copy of nested dicts, lists and tuples, with every value under a secret's key replaced.
+
+    What lies deeper than `DEPTH_MAX` is left out, since a structure may hold itself.
+    """
+    if depth > DEPTH_MAX:
+        return "[too deep]"
+    if isinstance(value, dict):
+        return {
+            key: REDACTED if isinstance(key, str) and is_secret(key) else redact(item, depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [redact(item) for item in value]
+        return [redact(item, depth + 1) for item in value]
     return value
 
 
@@ -132,7 +141,6 @@ _SHARED: list[Processor] = [
 ]
 _OURS: list[Processor] = [
     structlog.stdlib.filter_by_level,
-    structlog.stdlib.PositionalArgumentsFormatter(),
     *_SHARED,
     structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
 ]
