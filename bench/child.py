@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bench.registry import BenchFailed
@@ -53,18 +54,16 @@ def timed(
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """Ask the command to stop as Ctrl-C would, so that it takes along what it started; then end its session."""
-    if child.poll() is not None:
-        return
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, number)
+    """Ask the command to stop as Ctrl-C would, so that it takes along what it started; then end what is left of it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if child.poll() is not None:
+            break
+        os.killpg(child.pid, number)
+        with suppress(subprocess.TimeoutExpired):
             child.wait(timeout=GRACE_S)
-            return
-        except subprocess.TimeoutExpired:
-            continue
-        except ProcessLookupError:
-            return
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _words(command: Sequence[str]) -> str:

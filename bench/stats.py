@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+MIN_PAIRS = 5
+
 
 def quantile(values: Sequence[float], fraction: float) -> float:
     """Linear interpolation between order statistics (type 7 of Hyndman and Fan 1996).
@@ -51,11 +53,11 @@ def paired_ratio(
     """Median of `ours[i] / theirs[i]` with its percentile bootstrap interval (Efron 1979), pairs drawn whole.
 
     The i-th runs of both sides were made side by side, so what slows the machine down for a while cancels.
-    The same seed gives the same interval. Raises ValueError unless both have the same positive length and
-    all values are above 0.
+    The same seed gives the same interval. Raises ValueError unless both have the same length, at least MIN_PAIRS
+    (from fewer no 95 % interval of a median can be had), and all values are above 0.
     """
-    if len(ours) != len(theirs) or not ours:
-        raise ValueError(f"{len(ours)} runs against {len(theirs)}: not pairs")
+    if len(ours) != len(theirs) or len(ours) < MIN_PAIRS:
+        raise ValueError(f"{len(ours)} runs against {len(theirs)}: not at least {MIN_PAIRS} pairs")
     if min(*ours, *theirs) <= 0:
         raise ValueError("a ratio needs values above 0")
     ratios = [one / other for one, other in zip(ours, theirs, strict=True)]

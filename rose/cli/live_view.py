@@ -77,8 +77,7 @@ class LiveView:
     ) -> None:
         self._console = console or Console()
         self._clock = clock
-        self._view: RunView | None = None
-        self._updated_s = 0.0
+        self._newest: tuple[RunView, float] | None = None  # with its time; one object, since the screen has a thread
         self._lines = _PlainLines()
         terminal = self._console
         drawable = terminal.is_terminal and not terminal.is_dumb_terminal and terminal.encoding.startswith("utf")
@@ -97,7 +96,7 @@ class LiveView:
 
     def update(self, view: RunView) -> None:
         """Show this from now on."""
-        self._view, self._updated_s = view, self._clock()
+        self._newest = view, self._clock()
         if self._live is None:
             self._print(self._lines.news(view))
 
@@ -108,10 +107,11 @@ class LiveView:
 
     def render(self) -> RenderableType:
         """The view of this moment, as high as the terminal allows."""
-        if self._view is None:
+        if self._newest is None:
             return Text("starting ...", style="dim")
-        now = self._clock()
-        return render_frame(self._view, now, now - self._updated_s, self._console.width, self._console.height)
+        view, updated_s = self._newest
+        now_s = self._clock()
+        return render_frame(view, now_s, now_s - updated_s, self._console.width, self._console.height)
 
     def _new_live(self) -> Live:
         return Live(

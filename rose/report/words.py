@@ -56,6 +56,8 @@ def seconds(value: float | None) -> str:
 
 def tiny(value: float) -> str:
     """1.7e-5, and 1e-4 rather than 1.0e-4."""
+    if value == 0:
+        return "0"
     mantissa, exponent = f"{value:.1e}".split("e")
     return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
