@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import socket
+import urllib.request
+
+import psutil
+import pytest
+from prometheus_client import generate_latest
+
+from rose.errors import ClusterError
+from rose.metrics import Metrics, serve
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        return str(answer.read(), "utf-8")
+
+
+NAMES = """
+tokens tokens_generated ledger_gap_tokens trajectories turns malformed_fraction success_fraction
+environment_failures steps rollout_seconds train_seconds versions_published weight_version apply_seconds
+pause_seconds parity_difference engine_restarts open_waits
+"""
+
+
+def test_the_names_that_dashboards_rely_on() -> None:
+    families = list(Metrics().registry.collect())
+    assert [family.name for family in families] == [f"rose_{name}" for name in NAMES.split()]
+    assert all(family.documentation.endswith(".") for family in families)
+
+
+def test_figures_are_exposed_under_their_labels() -> None:
+    metrics = Metrics()
+    metrics.tokens.labels(account="trained").set(120)
+    metrics.trajectories.labels(purpose="train", outcome="completed").inc(3)
+    metrics.weight_version.labels(engine_id="engine-0").set(7)
+    metrics.apply_seconds.observe(0.03)
+    text = str(generate_latest(metrics.registry), "utf-8")
+    assert 'rose_tokens{account="trained"} 120.0' in text
+    assert 'rose_trajectories_total{outcome="completed",purpose="train"} 3.0' in text
+    assert 'rose_weight_version{engine_id="engine-0"} 7.0' in text
+    assert 'rose_apply_seconds_bucket{le="0.05"} 1.0' in text
+    assert "python_info" not in text
+
+
+def test_two_sets_of_metrics_are_apart() -> None:
+    first, second = Metrics(), Metrics()
+    first.steps.inc()
+    assert second.registry.get_sample_value("rose_steps_total") == 0
+
+
+def test_a_server_answers_on_loopback_only_and_frees_its_port() -> None:
+    metrics = Metrics()
+    metrics.open_waits.set(4)
+    server = serve(0, metrics.registry)
+    port = server.port
+    assert "rose_open_waits 4.0" in scrape(port)
+    listening = {one.laddr.ip for one in psutil.Process().net_connections("tcp") if one.laddr.port == port}
+    assert listening == {"127.0.0.1"}
+    server.close()
+    again = serve(port, metrics.registry)
+    assert again.port == port
+    again.close()
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ClusterError, match=f"port {port} for metrics: taken") as caught:
+            serve(port, Metrics().registry)
+    assert "another port" in caught.value.to_do
+
+
+def test_a_port_that_is_none_is_named() -> None:
+    with pytest.raises(ClusterError, match="port 70000 for metrics"):
+        serve(70_000, Metrics().registry)
