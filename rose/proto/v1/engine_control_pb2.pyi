@@ -1,0 +1,88 @@
+# mypy: ignore-errors
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DescribeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EngineDescription(_message.Message):
+    __slots__ = ("engine_id", "incarnation", "pid", "http_port", "weight_version", "paused", "poisoned", "vllm_version")
+    ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    HTTP_PORT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    POISONED_FIELD_NUMBER: _ClassVar[int]
+    VLLM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    engine_id: str
+    incarnation: str
+    pid: int
+    http_port: int
+    weight_version: int
+    paused: bool
+    poisoned: str
+    vllm_version: str
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., http_port: _Optional[int] = ..., weight_version: _Optional[int] = ..., paused: _Optional[bool] = ..., poisoned: _Optional[str] = ..., vllm_version: _Optional[str] = ...) -> None: ...
+
+class StageVersionRequest(_message.Message):
+    __slots__ = ("version", "path")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    path: str
+    def __init__(self, version: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+
+class StageVersionReply(_message.Message):
+    __slots__ = ("bytes", "verify_ms")
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    VERIFY_MS_FIELD_NUMBER: _ClassVar[int]
+    bytes: int
+    verify_ms: float
+    def __init__(self, bytes: _Optional[int] = ..., verify_ms: _Optional[float] = ...) -> None: ...
+
+class CommitVersionRequest(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class CommitVersionReply(_message.Message):
+    __slots__ = ("pause_ms", "load_ms")
+    PAUSE_MS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    pause_ms: float
+    load_ms: float
+    def __init__(self, pause_ms: _Optional[float] = ..., load_ms: _Optional[float] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PauseReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ResumeReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Failure(_message.Message):
+    __slots__ = ("boundary", "what", "expected", "to_do")
+    BOUNDARY_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    TO_DO_FIELD_NUMBER: _ClassVar[int]
+    boundary: str
+    what: str
+    expected: str
+    to_do: str
+    def __init__(self, boundary: _Optional[str] = ..., what: _Optional[str] = ..., expected: _Optional[str] = ..., to_do: _Optional[str] = ...) -> None: ...
