@@ -1,0 +1,35 @@
+"""The first thing a launched process does: tie its life to its launcher, then become the module asked for."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import traceback
+from collections.abc import Sequence
+
+from rose_executor.parent_death import die_with_parent, forked_children_die_with_parent
+
+
+def run_module(parent_pid: int, module: str, arguments: Sequence[str]) -> int:
+    """Run `module` as `__main__` in this process and return the exit code it asked for."""
+    die_with_parent(parent_pid)
+    forked_children_die_with_parent()
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            sys.stderr.write(f"{end.code}\n")
+            return 1
+        return end.code or 0
+    except BaseException:  # noqa: BLE001 - nobody is left to raise to: the log and the exit code tell
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_module(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,153 @@
+"""The owner's side of an engine's control socket.
+
+Invariants
+- Every call has a deadline and stands on the wait board while it lasts.
+- An error raised in the engine arrives as the same type of `rose.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from rose.errors import (
+    ClusterError,
+    ConfigError,
+    ContractError,
+    DeadlineExceeded,
+    EngineError,
+    RoseError,
+    TransferError,
+)
+from rose.proto.v1 import engine_control_pb2 as wire
+from rose.proto.v1.engine_control_pb2_grpc import EngineControlStub
+from rose.waits import WaitBoard
+
+FAILURE_KEY = "rose-failure-bin"
+_ERRORS: dict[str, type[RoseError]] = {
+    kind.boundary: kind for kind in (ClusterError, ConfigError, ContractError, EngineError, TransferError)
+}
+# An engine that has just been started may come up at any moment: look again soon, not in seconds.
+_CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDescription:
+    """State of a live engine; `http_port` is 0 until it listens, `poisoned` empty unless it is lost for good."""
+
+    engine_id: str
+    incarnation: str
+    pid: int
+    http_port: int
+    weight_version: int
+    paused: bool
+    poisoned: str
+    vllm_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What staging a version took, beside generation."""
+
+    bytes: int
+    verify_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What applying it took: `pause_ms` without any step, of which `load_ms` writing the weights."""
+
+    pause_ms: float
+    load_ms: float
+
+
+class ControlClient:
+    """One engine's control socket. Every method raises EngineError if the engine does not answer, and
+    DeadlineExceeded if it does not answer in time; `timeout_s` is per call.
+    """
+
+    def __init__(self, socket_path: Path, *, engine_id: str, waits: WaitBoard, timeout_s: float = 30.0) -> None:
+        self._engine_id = engine_id
+        self._waits = waits
+        self._timeout_s = timeout_s
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket_path}", options=_CHANNEL_OPTIONS)
+        self._stub: Any = EngineControlStub(self._channel)
+
+    async def describe(self) -> EngineDescription:
+        reply = await self._call("description", self._stub.Describe, wire.DescribeRequest())
+        return EngineDescription(
+            reply.engine_id,
+            reply.incarnation,
+            reply.pid,
+            reply.http_port,
+            reply.weight_version,
+            reply.paused,
+            reply.poisoned,
+            reply.vllm_version,
+        )
+
+    async def stage(self, version: int, path: Path) -> Staged:
+        """Read and verify a version folder beside the live weights.
+
+        Raises TransferError if the folder is not whole or does not fit the model: the engine goes on with
+        its old version.
+        """
+        request = wire.StageVersionRequest(version=version, path=str(path))
+        reply = await self._call("staged version", self._stub.StageVersion, request)
+        return Staged(reply.bytes, reply.verify_ms)
+
+    async def commit(self, version: int) -> Committed:
+        """Change to the staged version between two steps; running requests go on under it.
+
+        Raises EngineError if it is not staged (nothing changed) or failed half-way (`describe().poisoned`).
+        """
+        request = wire.CommitVersionRequest(version=version)
+        reply = await self._call("committed version", self._stub.CommitVersion, request)
+        return Committed(reply.pause_ms, reply.load_ms)
+
+    async def pause(self) -> None:
+        """Stop stepping; requests keep their tokens and wait."""
+        await self._call("pause", self._stub.Pause, wire.PauseRequest())
+
+    async def resume(self) -> None:
+        """Go on. Raises EngineError on a poisoned engine."""
+        await self._call("resume", self._stub.Resume, wire.ResumeRequest())
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def __aenter__(self) -> ControlClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _call(self, what: str, method: Callable[..., Any], request: Any) -> Any:
+        try:
+            return await self._waits.within(
+                method(request, timeout=self._timeout_s), what, self._engine_id, self._timeout_s, boundary="engine"
+            )
+        except grpc.aio.AioRpcError as error:
+            raise self._translated(what, error) from error
+
+    def _translated(self, what: str, error: grpc.aio.AioRpcError) -> RoseError:
+        for key, value in error.trailing_metadata() or ():
+            if key == FAILURE_KEY and isinstance(value, bytes):
+                failure = wire.Failure.FromString(value)
+                kind = _ERRORS.get(failure.boundary, EngineError)
+                return kind(failure.what, expected=failure.expected, to_do=failure.to_do)
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded(f"{self._engine_id}: no {what} after {self._timeout_s:g} s", boundary="engine")
+        return EngineError(f"{self._engine_id}: no {what}: {error.code().name.lower()}: {error.details()}")

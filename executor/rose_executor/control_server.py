@@ -1,0 +1,149 @@
+"""An engine's control socket: gRPC on a unix domain socket, inside vLLM's API server process.
+
+Loaded by vLLM through the entry point `vllm.endpoint_plugins`. It adds no HTTP route; vLLM's own
+development routes, which could do some of this without any authorisation, stay off.
+
+Invariants
+- The socket is readable and writable by its owner alone from the moment it exists.
+- The engine's weight version is named before the first request can arrive.
+- Staging and committing exclude one another; a commit is refused unless exactly that version is staged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from argparse import Namespace
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import psutil
+import vllm
+
+from rose.errors import EngineError, RoseError, TransferError
+from rose.proto.v1 import engine_control_pb2 as wire
+from rose.proto.v1.engine_control_pb2_grpc import EngineControlServicer, add_EngineControlServicer_to_server
+from rose_executor.engine_env import EngineEnv
+
+T = TypeVar("T")
+
+FAILURE_KEY = "rose-failure-bin"
+_STAGE_POLL_S = 0.005
+
+
+class ControlServicer(EngineControlServicer):  # type: ignore[misc]
+    """Answers by asking the engine core; `core` is vLLM's `AsyncMPClient`."""
+
+    def __init__(self, env: EngineEnv, core: Any) -> None:
+        self._env = env
+        self._core = core
+        self._update = asyncio.Lock()
+
+    async def Describe(self, request: Any, context: Any) -> Any:
+        state = await self._ask(context, "rose_describe")
+        return wire.EngineDescription(
+            engine_id=self._env.engine_id,
+            incarnation=self._env.incarnation,
+            pid=os.getpid(),
+            http_port=listening_port(),
+            weight_version=state["version"],
+            paused=state["paused"],
+            poisoned=state["poisoned"],
+            vllm_version=vllm.__version__,
+        )
+
+    async def StageVersion(self, request: Any, context: Any) -> Any:
+        async with self._update:
+            await self._ask(context, "rose_stage", request.version, request.path)
+            while True:
+                workers = await self._ask(context, "rose_staged")
+                if None not in workers:
+                    break
+                await asyncio.sleep(_STAGE_POLL_S)
+        for worker in workers:
+            if worker["error"]:
+                await fail(context, TransferError(f"version {request.version} is refused: {worker['error']}"))
+        return wire.StageVersionReply(bytes=workers[0]["bytes"], verify_ms=max(w["verify_ms"] for w in workers))
+
+    async def CommitVersion(self, request: Any, context: Any) -> Any:
+        async with self._update:
+            timings = await self._ask(context, "rose_commit", request.version)
+        return wire.CommitVersionReply(pause_ms=timings["pause_ms"], load_ms=timings["load_ms"])
+
+    async def Pause(self, request: Any, context: Any) -> Any:
+        await self._ask(context, "pause_scheduler", "keep", False)
+        return wire.PauseReply()
+
+    async def Resume(self, request: Any, context: Any) -> Any:
+        await self._ask(context, "rose_resume")
+        return wire.ResumeReply()
+
+    async def _ask(self, context: Any, method: str, *args: Any) -> Any:
+        return await answered(context, self._core.call_utility_async(method, *args))
+
+
+async def answered(context: Any, call: Awaitable[T]) -> T:
+    """Await a call to the engine core; its failure becomes the failure of the RPC."""
+    try:
+        return await call
+    except Exception as error:  # noqa: BLE001 - vLLM answers a plain Exception with the text of the cause
+        await fail(context, EngineError(str(error)))
+
+
+async def fail(context: Any, error: RoseError) -> NoReturn:
+    """End an RPC with an error of ours, whole, in its trailing metadata."""
+    failure = wire.Failure(boundary=error.boundary, what=error.what, expected=error.expected, to_do=error.to_do)
+    await context.abort(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        str(error),
+        trailing_metadata=((FAILURE_KEY, failure.SerializeToString()),),
+    )
+    raise error
+
+
+def listening_port() -> int:
+    """The TCP port that this process listens on, 0 before it does."""
+    for connection in psutil.Process().net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN:
+            return int(connection.laddr.port)
+    return 0
+
+
+async def serve(env: EngineEnv, core: Any) -> grpc.aio.Server:
+    """Name the version loaded at start, then open the socket. Raises EngineError if it cannot be bound."""
+    await core.call_utility_async("rose_loaded", env.weight_version)
+    server = grpc.aio.server()
+    add_EngineControlServicer_to_server(ControlServicer(env, core), server)
+    bind(server, env.control_socket)
+    await server.start()
+    return server
+
+
+def bind(server: grpc.aio.Server, path: Path) -> None:
+    old = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise EngineError(f"cannot open the control socket {path}: {error}") from error
+    finally:
+        os.umask(old)
+
+
+class ControlPlugin:
+    """vLLM's `EndpointPlugin` protocol."""
+
+    name = "rose"
+    required_tasks = None
+
+    def __init__(self) -> None:
+        self._server: grpc.aio.Server | None = None
+
+    def attach_router(self, app: Any) -> None:
+        """No routes: what controls an engine is not reachable over its HTTP port."""
+
+    async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
+        env = EngineEnv.read()
+        if env is not None and engine_client is not None:
+            self._server = await serve(env, engine_client.engine_core)

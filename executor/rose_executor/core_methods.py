@@ -1,0 +1,108 @@
+"""Methods added to vLLM's engine core: what must happen between two steps, in the process that steps.
+
+Invariants
+- The weight version changes together with the weights, between two steps, after the prefix cache was
+  emptied and every running request was set back to recompute its context: no token is ever computed from
+  keys and values of another version.
+- A failure before the first write leaves the old version whole and serving. A failure after it leaves the
+  engine *poisoned*: paused for good, never mixed and serving.
+
+Each function takes the engine core as `self`; `vllm_plugin` installs those in `NAMES`. Results are plain
+values because they travel by msgpack; an exception's text reaches the caller. Source of the pause
+semantics: vLLM 0.32 `EngineCore.pause_scheduler(mode="keep")`.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from typing import Any
+
+NAMES = ("rose_describe", "rose_loaded", "rose_stage", "rose_staged", "rose_commit", "rose_resume")
+
+
+def rose_describe(self: Any) -> dict[str, Any]:
+    """State of weights and scheduler as one consistent reading between two steps."""
+    return {
+        "paused": self.is_scheduler_paused(),
+        "poisoned": getattr(self, "_rose_poisoned", ""),
+        "version": self.scheduler.token_page.version,
+    }
+
+
+def rose_loaded(self: Any, version: int) -> None:
+    """Name the version that was loaded at start, and what its tensors are."""
+    self.collective_rpc("rose_loaded")
+    _set_version(self, version)
+
+
+def rose_stage(self: Any, version: int, path: str) -> None:
+    """Let every worker begin to read and verify a snapshot beside its live weights."""
+    self.collective_rpc("rose_stage", args=(version, path))
+
+
+def rose_staged(self: Any) -> list[dict[str, Any] | None]:
+    """Per worker: None while it still reads, then what `WeightWorker.rose_staged` says."""
+    result: list[dict[str, Any] | None] = self.collective_rpc("rose_staged")
+    return result
+
+
+def rose_commit(self: Any, version: int) -> Any:
+    """Apply the staged version; return a dict of timings, or a Future of one while a step is in flight.
+
+    Raises RuntimeError if this version is not staged on every worker (nothing was written).
+    """
+    staged = self.collective_rpc("rose_staged")
+    if any(state is None or state["error"] or state["version"] != version for state in staged):
+        raise RuntimeError(f"version {version} is not staged and verified on every worker: {staged}")
+    if getattr(self, "_rose_poisoned", ""):
+        raise RuntimeError(f"the engine is poisoned: {self._rose_poisoned}")
+    began = time.perf_counter()
+    was_paused = self.is_scheduler_paused()
+    idle = self.pause_scheduler(mode="keep", clear_cache=False)
+    if idle is None:
+        return _apply(self, version, was_paused, began)
+    result: Future[dict[str, float]] = Future()
+
+    def apply_when_idle(done: Future[None]) -> None:
+        try:
+            done.result()
+            result.set_result(_apply(self, version, was_paused, began))
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the result
+            result.set_exception(error)
+
+    idle.add_done_callback(apply_when_idle)
+    return result
+
+
+def _apply(self: Any, version: int, was_paused: bool, began: float) -> dict[str, float]:
+    paused = time.perf_counter()
+    try:
+        self.collective_rpc("rose_apply", args=(version,))
+        loaded = time.perf_counter()
+        if not self.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("the prefix cache could not be emptied")
+        _set_version(self, version)
+    except BaseException as error:
+        self._rose_poisoned = f"version {version} failed half-way: {error}"
+        raise
+    if not was_paused:
+        self.resume_scheduler()
+    resumed = time.perf_counter()
+    return {
+        "pause_ms": (resumed - began) * 1e3,
+        "drain_ms": (paused - began) * 1e3,
+        "load_ms": (loaded - paused) * 1e3,
+    }
+
+
+def rose_resume(self: Any) -> None:
+    """Go on after a pause. Raises RuntimeError on a poisoned engine."""
+    if getattr(self, "_rose_poisoned", ""):
+        raise RuntimeError(f"the engine is poisoned: {self._rose_poisoned}")
+    self.resume_scheduler()
+
+
+def _set_version(self: Any, version: int) -> None:
+    self.set_weight_version(str(version))
+    self.scheduler.token_page.version = version

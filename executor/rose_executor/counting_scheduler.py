@@ -1,0 +1,77 @@
+"""vLLM's scheduler, writing every token that it accepts to the token page.
+
+Invariants
+- Counted is what `_update_request_with_output` keeps: trimmed at the stop, without drafts that were rejected
+  and without the stale output of a preempted request, that is exactly the tokens that go out to the client.
+- A token is on the page before the step's outputs leave the engine core, so a client can never have
+  received more than the page says.
+
+Private names of vLLM 0.32 relied on: `_update_request_with_output`, `_free_request`, `update_from_output`,
+and the request id that the token route makes, `generate-tokens-<id>-<8 hex digits>`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from rose.errors import EngineError
+from rose_executor.engine_env import EngineEnv
+from rose_executor.token_page import PageWriter
+
+_INTERNAL_ID = re.compile(r"(?:generate-tokens-)?(.+)-[0-9a-f]{8}")
+# Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
+# readable until that many others have finished after them.
+_SLOTS_PER_SEQUENCE = 8
+
+
+def external_request_id(internal: str) -> str:
+    """The id that the client chose, from the one that vLLM uses inside; others come back unchanged."""
+    match = _INTERNAL_ID.fullmatch(internal)
+    return match[1] if match else internal
+
+
+class _Counting:
+    """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        env = EngineEnv.read()
+        if env is None:
+            raise EngineError(
+                "the counting scheduler runs without a token page",
+                expected="an engine started by ROSE",
+                to_do="leave --scheduler-cls away for engines of your own",
+            )
+        max_num_seqs: int = self.max_num_running_reqs  # type: ignore[attr-defined]
+        self.token_page = PageWriter(
+            env.token_page,
+            incarnation=env.incarnation,
+            slots=max_num_seqs * _SLOTS_PER_SEQUENCE,
+            version=env.weight_version,
+        )
+
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+        self.token_page.stepped()
+        return outputs
+
+    def _update_request_with_output(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        kept, stopped = super()._update_request_with_output(request, *args, **kwargs)  # type: ignore[misc]
+        self.token_page.add(external_request_id(request.request_id), len(kept))
+        return kept, stopped
+
+    def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        self.token_page.finish(external_request_id(request.request_id))
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+
+class CountingScheduler(_Counting, Scheduler):  # type: ignore[misc]
+    """For CPU engines."""
+
+
+class CountingAsyncScheduler(_Counting, AsyncScheduler):  # type: ignore[misc]
+    """For GPU engines: a plain scheduler would silently switch asynchronous scheduling off."""

@@ -1,0 +1,76 @@
+"""The one place for the names of environment variables that an engine reads.
+
+Invariants
+- The plugin is inert in every process that has no `ROSE_ENGINE_ID`: a user's own vLLM in the same
+  environment loads it too and must not notice.
+- What `torch` and `vllm` read while they are imported is in `IMPORT_ENV`: a warm process must be started
+  with it, a forked engine can no longer change it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ENGINE_ID = "ROSE_ENGINE_ID"
+INCARNATION = "ROSE_INCARNATION"
+WEIGHT_VERSION = "ROSE_WEIGHT_VERSION"
+CONTROL_SOCKET = "ROSE_CONTROL_SOCKET"
+TOKEN_PAGE = "ROSE_TOKEN_PAGE"
+UNPACKED_WEIGHTS = "ROSE_UNPACKED_WEIGHTS"
+
+# Dynamo would compile the log-prob kernels with g++ on the first token (12 s on two cores); more than one
+# OpenMP thread per engine spins at barriers as soon as the cores are shared.
+IMPORT_ENV: Mapping[str, str] = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_PLUGINS": "rose",
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnv:
+    """What one incarnation of an engine is told through its environment.
+
+    `incarnation` is 16 hex digits, new at every start. `unpacked_weights` keeps plain parameters on CPU,
+    without which weights cannot be replaced in place.
+    """
+
+    engine_id: str
+    incarnation: str
+    weight_version: int
+    control_socket: Path
+    token_page: Path
+    unpacked_weights: bool = True
+
+    def variables(self) -> dict[str, str]:
+        return {
+            ENGINE_ID: self.engine_id,
+            INCARNATION: self.incarnation,
+            WEIGHT_VERSION: str(self.weight_version),
+            CONTROL_SOCKET: str(self.control_socket),
+            TOKEN_PAGE: str(self.token_page),
+            UNPACKED_WEIGHTS: "1" if self.unpacked_weights else "0",
+        }
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] = os.environ) -> EngineEnv | None:
+        """The settings of this process, None if it is not an engine that ROSE started."""
+        if ENGINE_ID not in environ:
+            return None
+        return cls(
+            engine_id=environ[ENGINE_ID],
+            incarnation=environ[INCARNATION],
+            weight_version=int(environ[WEIGHT_VERSION]),
+            control_socket=Path(environ[CONTROL_SOCKET]),
+            token_page=Path(environ[TOKEN_PAGE]),
+            unpacked_weights=environ[UNPACKED_WEIGHTS] == "1",
+        )

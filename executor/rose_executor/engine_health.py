@@ -1,0 +1,106 @@
+"""When an engine is started again after it died, and when it is given up. Pure.
+
+Invariants
+- At most one start is under way; it is ordered only when the last incarnation is dead.
+- Deaths are bounded: `restarts_max` restarts in all, with a delay that doubles from `backoff_s` while starts keep
+  failing and begins anew once an incarnation has become ready.
+- GAVE_UP is final.
+
+State table ("ignored": no change, no action)
+
+    state     Wanted            Ready      Died
+    idle      → starting: Start ignored    ignored
+    starting  ignored           → ready    → waiting: Start later, or → gave up: GiveUp
+    ready     ignored           ignored    → waiting: Start later, or → gave up: GiveUp
+    waiting   → starting: Start ignored    ignored
+    gave up   ignored           ignored    ignored
+
+*Wanted* is the owner's first order and, after that, the timer's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from rose.driver.core import After
+
+
+class EngineState(StrEnum):
+    """See the state table above."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "waiting"
+    GAVE_UP = "gave up"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The engine should run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The incarnation that was started answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The incarnation ended, or never came up. `why` in words."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start an incarnation; answer Ready or Died."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Too many deaths; `why` is the last one's."""
+
+    why: str
+
+
+HealthEvent = Wanted | Ready | Died
+HealthAction = Start | GiveUp | After[HealthEvent]
+
+
+class EngineHealth:
+    """One engine's lives. `restarts_max` counts every start after the first; delays are in seconds."""
+
+    def __init__(self, restarts_max: int, backoff_s: float = 0.5, backoff_max_s: float = 30.0) -> None:
+        self.state = EngineState.IDLE
+        self.restarts = 0
+        self._restarts_max = restarts_max
+        self._backoff_s = backoff_s
+        self._backoff_max_s = backoff_max_s
+        self._failed_starts = 0
+
+    def step(self, event: HealthEvent, now: float) -> tuple[HealthAction, ...]:
+        """Take one event; time plays no part beyond the delays asked for."""
+        match self.state, event:
+            case (EngineState.IDLE | EngineState.WAITING, Wanted()):
+                self.state = EngineState.STARTING
+                return (Start(),)
+            case (EngineState.STARTING, Ready()):
+                self.state = EngineState.READY
+                self._failed_starts = 0
+            case (EngineState.STARTING, Died(why)):
+                self._failed_starts += 1
+                return self._again(why)
+            case (EngineState.READY, Died(why)):
+                return self._again(why)
+        return ()
+
+    def _again(self, why: str) -> tuple[HealthAction, ...]:
+        if self.restarts >= self._restarts_max:
+            self.state = EngineState.GAVE_UP
+            return (GiveUp(why),)
+        self.restarts += 1
+        self.state = EngineState.WAITING
+        delay_s = 0.0 if self._failed_starts == 0 else self._backoff_s * 2 ** (self._failed_starts - 1)
+        return (After(min(delay_s, self._backoff_max_s), Wanted()),)

@@ -1,0 +1,199 @@
+"""One engine over its incarnations: start, find, watch and end the processes behind an engine id.
+
+Invariants
+- Each start is a new incarnation with a new token page; the old page's reader stays readable.
+- `start` either returns with an engine that answers on both its sockets, or leaves no process behind.
+- When `wait_dead` has returned, no process of that incarnation runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from pathlib import Path
+
+import aiohttp
+
+from rose.errors import DeadlineExceeded, EngineError
+from rose.waits import WaitBoard
+from rose_executor.control_client import ControlClient
+from rose_executor.engine_env import EngineEnv
+from rose_executor.engine_settings import EngineSettings
+from rose_executor.launcher import Child, Command, Launcher, log_tail
+from rose_executor.token_page import PageReader
+
+_POLL_S = 0.02
+_KILL_TIMEOUT_S = 10.0
+
+
+class EngineProcess:
+    """Owns at most one live incarnation. `launcher` is a `WarmProcess` on CPU, a `SpawnLauncher` on GPU."""
+
+    def __init__(self, settings: EngineSettings, launcher: Launcher, waits: WaitBoard) -> None:
+        self.settings = settings
+        self._launcher = launcher
+        self._waits = waits
+        self._child: Child | None = None
+        self._control: ControlClient | None = None
+        self._page: PageReader | None = None
+        self._base_url = ""
+        self._incarnation = ""
+
+    async def start(self, version: int, snapshot_dir: Path | None = None) -> None:
+        """Start an incarnation that serves `snapshot_dir` (default: the model folder) as weight `version`.
+
+        Raises ConfigError or ClusterError before anything is started, EngineError with the last lines of the
+        log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
+        """
+        if self._child is not None and self._child.exit_code is None:
+            raise EngineError(f"{self.settings.engine_id} is running already", to_do="stop it first")
+        model_dir = snapshot_dir if snapshot_dir is not None else self.settings.model_dir
+        self.settings.check(model_dir)
+        await self._forget()
+        self._incarnation = secrets.token_hex(8)
+        env = EngineEnv(
+            engine_id=self.settings.engine_id,
+            incarnation=self._incarnation,
+            weight_version=version,
+            control_socket=self.settings.control_socket,
+            token_page=self.settings.token_page(self._incarnation),
+            unpacked_weights=self.settings.unpacked_weights,
+        )
+        self._child = await self._launcher.launch(
+            Command(
+                module="rose_executor.engine_main",
+                arguments=tuple(self.settings.arguments(model_dir)),
+                # The command line's size of the KV cache counts, not a variable of the caller's.
+                env={**env.variables(), "VLLM_CPU_KVCACHE_SPACE": None},
+                cwd=self.settings.runtime_dir,
+                log_path=self.settings.log_path,
+            )
+        )
+        try:
+            await self._waits.within(
+                self._until_ready(self._child, env.token_page),
+                "engine start",
+                self.settings.engine_id,
+                self.settings.start_timeout_s,
+                boundary="engine",
+                to_do=f"see {self.settings.log_path}",
+            )
+        except BaseException:
+            self.kill()
+            await self._until_gone()
+            raise
+
+    @property
+    def base_url(self) -> str:
+        """`http://127.0.0.1:PORT` of the live incarnation."""
+        return self._base_url
+
+    @property
+    def incarnation(self) -> str:
+        """16 hex digits, new at every start; empty before the first."""
+        return self._incarnation
+
+    @property
+    def pid(self) -> int:
+        """Process and group id of the live or last incarnation's API server."""
+        return self._started().pid
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.exit_code is None
+
+    @property
+    def control(self) -> ControlClient:
+        """Raises EngineError before the first start."""
+        if self._control is None:
+            raise self._not_started()
+        return self._control
+
+    @property
+    def page(self) -> PageReader:
+        """The token page of the live or last incarnation. The caller discards it when its counts are settled.
+
+        Raises EngineError before the first start.
+        """
+        if self._page is None:
+            raise self._not_started()
+        return self._page
+
+    async def wait_dead(self) -> int:
+        """Return the exit code once every process of this incarnation has ended. Watches, so no deadline."""
+        return await self._started().wait()
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End the live incarnation: politely, after `grace_s` by force. Its token page stays."""
+        if self.alive:
+            self._started().signal(signal.SIGTERM)
+            with contextlib.suppress(DeadlineExceeded):
+                await self._waits.within(
+                    self.wait_dead(), "engine end", self.settings.engine_id, grace_s, boundary="engine"
+                )
+            self.kill()
+            await self._until_gone()
+        await self._forget()
+
+    def kill(self) -> None:
+        """SIGKILL the whole process group of the live incarnation, if there is one."""
+        if self.alive:
+            self._started().signal(signal.SIGKILL)
+
+    async def _until_ready(self, child: Child, page_path: Path) -> None:
+        death = asyncio.ensure_future(child.wait())
+        ready = asyncio.ensure_future(self._until_answering())
+        try:
+            await asyncio.wait({death, ready}, return_when=asyncio.FIRST_COMPLETED)
+            if not ready.done():
+                raise EngineError(
+                    f"{self.settings.engine_id} ended with code {death.result()} while starting; "
+                    f"last lines of its log:\n{log_tail(self.settings.log_path)}",
+                    to_do=f"see {self.settings.log_path}",
+                )
+            ready.result()
+            self._page = PageReader(page_path)
+        finally:
+            death.cancel()
+            ready.cancel()
+
+    async def _until_answering(self) -> None:
+        while not self.settings.control_socket.exists():
+            await asyncio.sleep(_POLL_S)
+        self._control = ControlClient(
+            self.settings.control_socket, engine_id=self.settings.engine_id, waits=self._waits
+        )
+        while not (port := (await self._control.describe()).http_port):
+            await asyncio.sleep(_POLL_S)
+        self._base_url = f"http://127.0.0.1:{port}"
+        async with aiohttp.ClientSession() as session:
+            while not await _healthy(session, self._base_url):
+                await asyncio.sleep(_POLL_S)
+
+    async def _until_gone(self) -> None:
+        await self._waits.within(
+            self.wait_dead(), "engine end", self.settings.engine_id, _KILL_TIMEOUT_S, boundary="engine"
+        )
+
+    async def _forget(self) -> None:
+        if self._control is not None:
+            await self._control.close()
+        self.settings.control_socket.unlink(missing_ok=True)
+
+    def _started(self) -> Child:
+        if self._child is None:
+            raise self._not_started()
+        return self._child
+
+    def _not_started(self) -> EngineError:
+        return EngineError(f"{self.settings.engine_id} was never started")
+
+
+async def _healthy(session: aiohttp.ClientSession, base_url: str) -> bool:
+    try:
+        async with session.get(f"{base_url}/health") as response:
+            return response.status == 200
+    except aiohttp.ClientConnectionError:
+        return False

@@ -1,0 +1,212 @@
+"""A process that has imported vLLM once, owned by this one; engines are forked from it in seconds.
+
+Invariants
+- Every child's end is reported exactly once, through its own `wait`.
+- The warm process and all its children end when it is closed, when it is killed, or when its owner dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rose.errors import ClusterError, EngineError
+from rose.waits import WaitBoard
+from rose_executor.engine_env import IMPORT_ENV
+from rose_executor.launcher import Command, log_tail
+
+_FORK_TIMEOUT_S = 30.0
+_CLOSE_TIMEOUT_S = 10.0
+
+
+class WarmChild:
+    """One fork of the warm process, seen from the owner."""
+
+    def __init__(self, warm: WarmProcess, pid: int) -> None:
+        self._warm = warm
+        self._pid = pid
+        self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._exit.result() if self._exit.done() else None
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._exit)
+
+    def signal(self, signum: signal.Signals) -> None:
+        if not self._exit.done():
+            self._warm.send({"signal": self._pid, "signum": int(signum)})
+
+    def ended(self, code: int) -> None:
+        if not self._exit.done():
+            self._exit.set_result(code)
+
+
+class WarmProcess:
+    """Owner's side. Made by `start`; implements `rose_executor.launcher.Launcher`."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        log_path: Path,
+        waits: WaitBoard,
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+        self._log_path = log_path
+        self._waits = waits
+        self._ids = itertools.count()
+        self._replies: dict[int, asyncio.Future[WarmChild]] = {}
+        self._children: dict[int, WarmChild] = {}
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._listener = asyncio.create_task(self._listen(), name="warm process")
+
+    @classmethod
+    async def start(
+        cls,
+        waits: WaitBoard,
+        *,
+        log_path: Path,
+        env: Mapping[str, str] = IMPORT_ENV,
+        timeout_s: float = 180.0,
+    ) -> WarmProcess:
+        """Import vLLM in a new process (about 15 s of one core) and return when it can fork.
+
+        `env` must hold everything that is read at import. Call from the main thread, which must outlive it.
+        Raises EngineError with the log's last lines if it dies, DeadlineExceeded if it takes too long.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs, log_path.open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "rose_executor.warm_main",
+                str(os.getpid()),
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **env},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+        warm = cls(process, reader, writer, log_path, waits)
+        try:
+            await waits.within(
+                asyncio.shield(warm._ready),
+                "warm process start",
+                "warm process",
+                timeout_s,
+                boundary="engine",
+                to_do=f"see {log_path}",
+            )
+        except BaseException:
+            await warm.close()
+            raise
+        return warm
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def launch(self, command: Command) -> WarmChild:
+        """Fork a child that becomes `command`.
+
+        Raises ClusterError if the fork was refused, EngineError if the warm process is dead.
+        """
+        key = next(self._ids)
+        reply: asyncio.Future[WarmChild] = asyncio.get_running_loop().create_future()
+        self._replies[key] = reply
+        fork = {
+            "module": command.module,
+            "arguments": command.arguments,
+            "env": dict(command.env),
+            "cwd": str(command.cwd),
+            "log_path": str(command.log_path),
+        }
+        try:
+            self.send({"id": key, "fork": fork})
+            return await self._waits.within(
+                reply, "fork", "warm process", _FORK_TIMEOUT_S, boundary="engine", to_do=f"see {self._log_path}"
+            )
+        finally:
+            del self._replies[key]
+
+    async def close(self) -> None:
+        """End the warm process and every child, and wait until it is gone."""
+        self._writer.close()
+        try:
+            await self._waits.within(
+                self._process.wait(), "warm process end", "warm process", _CLOSE_TIMEOUT_S, boundary="engine"
+            )
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            raise
+        finally:
+            await self._listener
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queue one message. Raises EngineError if the warm process is dead."""
+        if self._listener.done() or self._writer.is_closing():
+            raise self._dead()
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def _dead(self) -> EngineError:
+        return EngineError(
+            f"the warm process has ended; last lines of its log:\n{log_tail(self._log_path)}",
+            to_do=f"see {self._log_path}",
+        )
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(ConnectionResetError):
+            while line := await self._reader.readline():
+                self._receive(json.loads(line))
+        self._writer.close()
+        for child in self._children.values():
+            child.ended(-signal.SIGKILL)
+        if not self._ready.done():
+            self._ready.set_exception(self._dead())
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(self._dead())
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "ready" in message:
+            self._ready.set_result(None)
+        elif "exited" in message:
+            self._children.pop(message["exited"]).ended(message["code"])
+        else:
+            self._answer(message)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        reply = self._replies.get(message["id"])
+        wanted = reply is not None and not reply.done()
+        if "error" in message:
+            if reply is not None and wanted:
+                reply.set_exception(ClusterError(f"the warm process could not fork: {message['error']}"))
+            return
+        # Made before any other message is read: the child's end may be the very next one.
+        child = self._children[message["pid"]] = WarmChild(self, message["pid"])
+        if reply is not None and wanted:
+            reply.set_result(child)
+        else:
+            child.signal(signal.SIGKILL)
