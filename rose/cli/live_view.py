@@ -103,7 +103,7 @@ class LiveView:
     def finish(self, report: RunReport, out_dir: Path) -> None:
         """Leave the last view on the screen and print what came of the run below it."""
         self._stop()
-        self._print(summary_lines(report, out_dir))
+        self._print(["", *summary_lines(report, out_dir)])
 
     def render(self) -> RenderableType:
         """The view of this moment, as high as the terminal allows."""

@@ -227,6 +227,7 @@ def test_summary() -> None:
     with LiveView(console) as view:
         view.finish(report(), Path("runs/r"))
     assert out.getvalue().splitlines() == [
+        "",
         "frozen-lake finished after 3:42",
         "  before     11 % (8.6 % to 14 %) of 512 episodes",
         "  after      52 % (48 % to 56 %) of 512 episodes",
