@@ -70,7 +70,7 @@ def _mounts(root: Path) -> tuple[dict[str, _Mount], _Mount | None]:
     """Mounted v1 hierarchies by controller, and the v2 hierarchy."""
     groups: dict[str, str] = {}
     for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
+        controllers, _, path = line.partition(":")[2].partition(":")
         groups.update(dict.fromkeys(controllers.split(","), path))
     v1: dict[str, _Mount] = {}
     v2: _Mount | None = None
