@@ -19,10 +19,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "job-file.md"
 class Trainer(types.ModuleType):
     """Stands in for the real trainer: remembers what it was asked to run."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__("rose.trainer.run")
         self.ran: list[tuple[Job, dict[str, Any]]] = []
-        self.error = error
+        self.error: BaseException | None = None
 
     def run_job(self, job: Job, **options: Any) -> None:
         self.ran.append((job, options))
@@ -94,7 +94,9 @@ def test_an_unknown_environment_and_wrong_params_are_found_before_the_run(rose: 
 
 def test_run_gives_the_job_to_the_trainer(rose: Any, job_file: Path, trainer: Trainer, tmp_path: Path) -> None:
     assert rose("run", job_file, "--plain", "--out", "there").status == 0
-    assert trainer.ran == [(load_job(job_file, out=tmp_path / "there"), {"plain": True})]
+    ((job, watchers),) = trainer.ran
+    assert job == load_job(job_file, out=tmp_path / "there")
+    assert set(watchers) == {"opened", "changed", "ended"}
 
 
 @pytest.mark.parametrize(("of_job", "status"), [(True, 2), (False, 3)])
@@ -137,6 +139,13 @@ def test_a_fault_of_our_own_says_so_and_how_to_see_it(rose: Any, job_file: Path,
     assert ended.status == 1
     assert ended.err.startswith("a fault of rose itself: ZeroDivisionError: by zero\n")
     assert "rose --debug" in ended.err
+
+
+def test_an_interrupted_run_ends_with_130_and_no_traceback(rose: Any, job_file: Path, trainer: Trainer) -> None:
+    trainer.error = KeyboardInterrupt()
+    ended = rose("run", job_file)
+    assert ended.status == 130
+    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("error", [EngineError("wrong"), ZeroDivisionError("by zero")])
