@@ -20,7 +20,6 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import psutil
-import vllm
 
 from rose.errors import EngineError, RoseError, TransferError
 from rose.proto.v1 import engine_control_pb2 as wire
@@ -36,8 +35,9 @@ _STAGE_POLL_S = 0.005
 class ControlServicer(EngineControlServicer):  # type: ignore[misc]
     """Answers by asking the engine core; `core` is vLLM's `AsyncMPClient`."""
 
-    def __init__(self, env: EngineEnv, core: Any) -> None:
+    def __init__(self, env: EngineEnv, core: Any, vllm_version: str) -> None:
         self._env = env
+        self._vllm_version = vllm_version
         self._core = core
         self._update = asyncio.Lock()
 
@@ -51,7 +51,7 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
             weight_version=state["version"],
             paused=state["paused"],
             poisoned=state["poisoned"],
-            vllm_version=vllm.__version__,
+            vllm_version=self._vllm_version,
         )
 
     async def StageVersion(self, request: Any, context: Any) -> Any:
@@ -111,11 +111,11 @@ def listening_port() -> int:
     return 0
 
 
-async def serve(env: EngineEnv, core: Any) -> grpc.aio.Server:
+async def serve(env: EngineEnv, core: Any, vllm_version: str) -> grpc.aio.Server:
     """Name the version loaded at start, then open the socket. Raises EngineError if it cannot be bound."""
     await core.call_utility_async("rose_loaded", env.weight_version)
     server = grpc.aio.server()
-    add_EngineControlServicer_to_server(ControlServicer(env, core), server)
+    add_EngineControlServicer_to_server(ControlServicer(env, core, vllm_version), server)
     bind(server, env.control_socket)
     await server.start()
     return server
@@ -146,4 +146,6 @@ class ControlPlugin:
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
         env = EngineEnv.read()
         if env is not None and engine_client is not None:
-            self._server = await serve(env, engine_client.engine_core)
+            import vllm
+
+            self._server = await serve(env, engine_client.engine_core, vllm.__version__)

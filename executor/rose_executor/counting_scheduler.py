@@ -6,8 +6,7 @@ Invariants
 - A token is on the page before the step's outputs leave the engine core, so a client can never have
   received more than the page says.
 
-Private names of vLLM 0.32 relied on: `_update_request_with_output`, `_free_request`, `update_from_output`,
-and the request id that the token route makes, `generate-tokens-<id>-<8 hex digits>`.
+vLLM's token route makes the request id `generate-tokens-<id>-<8 hex digits>` of what the client sent.
 """
 
 from __future__ import annotations

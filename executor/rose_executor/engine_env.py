@@ -35,6 +35,10 @@ IMPORT_ENV: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+# What a user may have exported for engines of their own: the command line's size of the KV cache counts, and
+# vLLM's development routes, which anybody on the machine could call, stay off.
+_NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY")
+
 
 @dataclass(frozen=True, slots=True)
 class EngineEnv:
@@ -51,8 +55,10 @@ class EngineEnv:
     token_page: Path
     unpacked_weights: bool = True
 
-    def variables(self) -> dict[str, str]:
+    def variables(self) -> dict[str, str | None]:
+        """Changes to an environment, as `launcher.Command` takes them."""
         return {
+            **dict.fromkeys(_NOT_INHERITED),
             ENGINE_ID: self.engine_id,
             INCARNATION: self.incarnation,
             WEIGHT_VERSION: str(self.weight_version),

@@ -65,8 +65,7 @@ class EngineProcess:
             Command(
                 module="rose_executor.engine_main",
                 arguments=tuple(self.settings.arguments(model_dir)),
-                # The command line's size of the KV cache counts, not a variable of the caller's.
-                env={**env.variables(), "VLLM_CPU_KVCACHE_SPACE": None},
+                env=env.variables(),
                 cwd=self.settings.runtime_dir,
                 log_path=self.settings.log_path,
             )
@@ -83,6 +82,8 @@ class EngineProcess:
         except BaseException:
             self.kill()
             await self._until_gone()
+            # Nobody was told where it listens, so nothing can have been generated.
+            env.token_page.unlink(missing_ok=True)
             raise
 
     @property

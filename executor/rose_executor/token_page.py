@@ -136,39 +136,44 @@ class PageWriter:
         """
         at = self._held.get(request_id)
         if at is None:
-            at = self._held[request_id] = self._take()
-            slot = self._slots[at]
-            slot.retired += slot.tokens
-            slot.tokens = 0
-            slot.key_high, slot.key_low = request_key(request_id)
-            slot.first_version = self.version
-            slot.state = _RUNNING
+            at = self._held[request_id] = self._take(request_id)
         slot = self._slots[at]
+        if slot.tokens == 0:
+            slot.first_version = self.version
         slot.tokens += tokens
         slot.last_version = self.version
         self._commit(at)
 
     def finish(self, request_id: str) -> None:
-        """The request will get no more tokens; unknown ones never had any."""
+        """The request will get no more tokens. One that never got any is put on the page with none.
+
+        Raises EngineError as `add` does.
+        """
         at = self._held.pop(request_id, None)
-        if at is not None:
-            self._slots[at].state = _FINISHED
-            self._finished.append(at)
-            self._commit(at)
+        if at is None:
+            at = self._take(request_id)
+        self._slots[at].state = _FINISHED
+        self._finished.append(at)
+        self._commit(at)
 
     def close(self) -> None:
         self._words.release()
         self._map.close()
 
-    def _take(self) -> int:
-        if self._free:
-            return self._free.popleft()
-        if self._finished:
-            return self._finished.popleft()
-        raise EngineError(
-            f"all {len(self._slots)} slots of the token page are held by running requests",
-            expected="no more unfinished requests than slots",
-        )
+    def _take(self, request_id: str) -> int:
+        if not self._free and not self._finished:
+            raise EngineError(
+                f"all {len(self._slots)} slots of the token page are held by running requests",
+                expected="no more unfinished requests than slots",
+            )
+        at = self._free.popleft() if self._free else self._finished.popleft()
+        slot = self._slots[at]
+        slot.key_high, slot.key_low = request_key(request_id)
+        slot.retired += slot.tokens
+        slot.tokens = 0
+        slot.first_version = slot.last_version = _NO_VERSION
+        slot.state = _RUNNING
+        return at
 
     def _commit(self, at: int) -> None:
         base = _HEADER_WORDS + at * _SLOT_WORDS
@@ -244,7 +249,7 @@ class PageReader:
         return total
 
     def request(self, request_id: str) -> RequestCount | None:
-        """The count of one request, None if it got no token here or its slot was reused since."""
+        """The count of one request; None if it is not known here (yet), or its slot was reused since."""
         key_high, key_low = request_key(request_id)
         newest: _Slot | None = None
         for at in range(self._count):
@@ -254,7 +259,10 @@ class PageReader:
                 newest = slot
         if newest is None:
             return None
-        return RequestCount(newest.tokens, newest.first_version, newest.last_version, newest.state == _FINISHED)
+        finished = newest.state == _FINISHED
+        if newest.tokens == 0:
+            return RequestCount(0, None, None, finished)
+        return RequestCount(newest.tokens, newest.first_version, newest.last_version, finished)
 
     def close(self) -> None:
         self._words.release()

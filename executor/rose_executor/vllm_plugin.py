@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rose_executor import vllm_contract
 from rose_executor.engine_env import EngineEnv
 from rose_executor.parent_death import die_with_parent, forked_children_die_with_parent
 
@@ -19,6 +20,7 @@ def register() -> None:
     env = EngineEnv.read()
     if env is None:
         return
+    vllm_contract.check()
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()

@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,29 +30,10 @@ from rose_executor.child_main import run_module
 from rose_executor.launcher import changed
 from rose_executor.parent_death import adopt_orphans, die_with_parent
 
-# What an API server, an engine core and an in-process engine import only when they run: paid for once here.
-MODULES = (
-    "rose_executor.engine_main",
-    "rose_executor.fresh_probe_main",
-    "rose_executor.control_server",
-    "rose_executor.counting_scheduler",
-    "rose_executor.weight_worker",
-    "vllm.entrypoints.generate.api_router",
-    "vllm.entrypoints.scale_out.factories",
-    "vllm.entrypoints.serve.sagemaker.api_router",
-    "vllm.entrypoints.serve.tokenize.api_router",
-    "vllm.model_executor.layers.quantization.online.base",
-    "vllm.model_executor.models.qwen3",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.executor.uniproc_executor",
-    "vllm.v1.worker.cpu_worker",
-)
 
-
-def import_everything() -> None:
+def import_all(modules: Sequence[str]) -> None:
     """Import what a child would; then keep the collector from touching (and so copying) shared pages."""
-    for name in MODULES:
+    for name in modules:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
@@ -64,14 +45,16 @@ def fork_where_vllm_would_spawn() -> None:
     It spawns its engine core, and looks at an unknown model's class in a subprocess; both only matter
     where CUDA could be initialised by accident.
     """
+    if "vllm" not in sys.modules:
+        return
     context = multiprocessing.get_context("fork")
     original = importlib.import_module("vllm.utils.system_utils").get_mp_context
 
     def get_mp_context() -> Any:
         return context
 
-    def run_here(function: Callable[[], Any]) -> Any:
-        return function()
+    def run_here(fn: Callable[[], Any]) -> Any:
+        return fn()
 
     for module in list(sys.modules.values()):
         # Through the dictionary: asking a lazy package for an attribute would import half of it.
@@ -189,13 +172,13 @@ def end_group(leader: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def main(owner_pid: int, owner_fd: int) -> None:
+def main(owner_pid: int, owner_fd: int, modules: Sequence[str]) -> None:
     die_with_parent(owner_pid)
     adopt_orphans()
     owner = socket.socket(fileno=owner_fd)
     owner.set_inheritable(False)
     os.chdir(Path("/"))
-    import_everything()
+    import_all(modules)
     server = WarmServer(owner)
     try:
         server.serve()
@@ -206,4 +189,4 @@ def main(owner_pid: int, owner_fd: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

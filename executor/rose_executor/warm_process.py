@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,25 @@ from rose.errors import ClusterError, EngineError
 from rose.waits import WaitBoard
 from rose_executor.engine_env import IMPORT_ENV
 from rose_executor.launcher import Command, log_tail
+
+# What an API server, an engine core and an in-process engine import only when they run: paid for once, here.
+ENGINE_MODULES = (
+    "rose_executor.engine_main",
+    "rose_executor.fresh_probe_main",
+    "rose_executor.control_server",
+    "rose_executor.counting_scheduler",
+    "rose_executor.weight_worker",
+    "vllm.entrypoints.generate.api_router",
+    "vllm.entrypoints.scale_out.factories",
+    "vllm.entrypoints.serve.sagemaker.api_router",
+    "vllm.entrypoints.serve.tokenize.api_router",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.model_executor.models.qwen3",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+)
 
 _FORK_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 10.0
@@ -85,12 +104,13 @@ class WarmProcess:
         *,
         log_path: Path,
         env: Mapping[str, str] = IMPORT_ENV,
+        modules: Sequence[str] = ENGINE_MODULES,
         timeout_s: float = 180.0,
     ) -> WarmProcess:
-        """Import vLLM in a new process (about 15 s of one core) and return when it can fork.
+        """Import `modules` in a new process (vLLM: about 15 s of one core) and return when it can fork.
 
-        `env` must hold everything that is read at import. Call from the main thread, which must outlive it.
-        Raises EngineError with the log's last lines if it dies, DeadlineExceeded if it takes too long.
+        `env` must hold everything that they read while they are imported. Call from the main thread, which
+        must outlive it. Raises EngineError with the log's last lines if it dies, DeadlineExceeded if it takes too long.
         """
         ours, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log:
@@ -100,6 +120,7 @@ class WarmProcess:
                 "rose_executor.warm_main",
                 str(os.getpid()),
                 str(theirs.fileno()),
+                *modules,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
