@@ -44,7 +44,10 @@ class FoundRun:
 
 
 class Run:
-    """An open run: its id, its two folders, and the lock that says it lives. Made by `open_run`."""
+    """An open run: its id, its two folders, and the lock that says it lives. Made by `open_run`.
+
+    A child that is forked without exec shares the lock: the run then lives until that child has ended too.
+    """
 
     def __init__(self, run_id: str, runtime: Path, output: Path, lock_fd: int) -> None:
         self.run_id = run_id

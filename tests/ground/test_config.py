@@ -69,6 +69,7 @@ def test_home_is_expanded(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ("[alarm]\nzzz = 4", "alarm.zzz: unknown key; allowed are malformed_max"),
         ("[rolout]\ngroups = 4", "rolout: no such section; did you mean rollout?"),
         ("[environment.params]\nmap = [1, 2]", "environment.params.map = [1, 2]: allowed is text, a number"),
+        ("[environment.params]\np = nan", "environment.params.p = NaN: allowed is text, a number"),
         ("[rollout]\nmax_new_tokens = 1024", "rollout.max_new_tokens = 1024: allowed is at most 1023"),
         (
             "[rollout]\ngroups = 1\ngroup_size = 2\n[train]\nminibatches = 3",

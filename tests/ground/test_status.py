@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import threading
 import time
@@ -193,19 +194,20 @@ def test_what_cannot_be_read_is_a_problem(run: Run) -> None:
     assert read(run).problem.startswith("status cannot be read")
 
 
-def test_a_reader_never_sees_half_a_page(run: Run, waits: WaitBoard) -> None:
+def test_a_write_that_ends_half_way_leaves_the_page_before(
+    run: Run, waits: WaitBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board = StatusBoard(run, waits)
+    board.fact("step", 1)
     board._write(board.page())
-    stop = threading.Event()
+    real = Path.write_text
 
-    def write() -> None:
-        while not stop.is_set():
-            board.fact("filler", "x" * 20_000)
-            board._write(board.page())
+    def half(path: Path, text: str, **kwargs: str) -> int:
+        real(path, text[: len(text) // 2], **kwargs)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    problems = {read(run).problem for _ in range(200)}
-    stop.set()
-    writer.join()
-    assert problems == {""}
+    monkeypatch.setattr(Path, "write_text", half)
+    board.fact("step", 2)
+    board._write(board.page())
+    assert written(run).facts == {"step": 1}
+    assert board.write_failures == 1
