@@ -45,6 +45,9 @@ class RunConfig(_Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$", description="First part of the run's id.")
     seed: int = Field(default=0, ge=0, le=_INT_MAX, description="Seed of everything random in the run.")
     out: AnyPath = Field(default=Path("runs"), description="Folder that gets one output folder per run.")
+    metrics_port: int = Field(
+        default=0, ge=0, le=65_535, description="Loopback port of the run's own metrics; 0 takes any free one."
+    )
 
 
 class ModelConfig(_Section):
@@ -94,7 +97,12 @@ class EnvironmentConfig(_Section):
     params: dict[str, Param] = Field(default_factory=dict, description="Table of the environment's own settings.")
     reset_timeout_s: Seconds = Field(default=20.0, description="Longest wait for an episode to begin, in seconds.")
     step_timeout_s: Seconds = Field(default=20.0, description="Longest wait for the answer to one action, in seconds.")
-    turns_max: int = Field(default=10, ge=1, le=10_000, description="Turns after which an episode is cut off.")
+    turns_max: int = Field(
+        default=64,
+        ge=1,
+        le=10_000,
+        description="Turns after which an episode is cut off, if it has not ended by itself.",
+    )
 
 
 class RolloutConfig(_Section):
@@ -129,9 +137,6 @@ class TrainConfig(_Section):
         default=16_384, ge=64, le=1 << 24, description="Most padded tokens in one forward pass."
     )
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, description="Gradients are scaled down to this norm.")
-    malformed_penalty: float = Field(
-        default=0.1, ge=0, le=100, description="Taken off the reward per malformed action."
-    )
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the trainer.")
 
 

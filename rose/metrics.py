@@ -66,6 +66,10 @@ class MetricsServer:
         self._thread = thread
         self.port: int = server.server_port
 
+    @property
+    def url(self) -> str:
+        return f"http://{ADDRESS}:{self.port}/metrics"
+
     def close(self) -> None:
         """Stop answering and free the port."""
         self._server.shutdown()

@@ -8,12 +8,12 @@ Invariants
 
 State table ("ignored": no change, no action)
 
-    state     Wanted            Ready      Died
-    idle      → starting: Start ignored    ignored
-    starting  ignored           → ready    → waiting: Start later, or → gave up: GiveUp
-    ready     ignored           ignored    → waiting: Start later, or → gave up: GiveUp
-    waiting   → starting: Start ignored    ignored
-    gave up   ignored           ignored    ignored
+    state     Wanted            Ready            Died
+    idle      → starting: Start ignored          ignored
+    starting  ignored           → ready: Watch   → waiting: Start later, or → gave up: GiveUp
+    ready     ignored           ignored          → waiting: Start later, or → gave up: GiveUp
+    waiting   → starting: Start ignored          ignored
+    gave up   ignored           ignored          ignored
 
 *Wanted* is the owner's first order and, after that, the timer's.
 """
@@ -59,6 +59,11 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Answer Died when the incarnation ends."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """Too many deaths; `why` is the last one's."""
 
@@ -66,7 +71,7 @@ class GiveUp:
 
 
 HealthEvent = Wanted | Ready | Died
-HealthAction = Start | GiveUp | After[HealthEvent]
+HealthAction = Start | Watch | GiveUp | After[HealthEvent]
 
 
 class EngineHealth:
@@ -89,6 +94,7 @@ class EngineHealth:
             case (EngineState.STARTING, Ready()):
                 self.state = EngineState.READY
                 self._failed_starts = 0
+                return (Watch(),)
             case (EngineState.STARTING, Died(why)):
                 self._failed_starts += 1
                 return self._again(why)

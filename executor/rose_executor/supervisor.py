@@ -18,11 +18,11 @@ from typing import Protocol
 import aiohttp
 
 from rose.driver.real import RealDriver
-from rose.errors import DeadlineExceeded, EngineError, RoseError
+from rose.errors import DeadlineExceeded, EngineError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
-from rose_executor.engine_health import Died, EngineHealth, GiveUp, HealthEvent, Ready, Start, Wanted
+from rose_executor.engine_health import Died, EngineHealth, GiveUp, HealthEvent, Ready, Start, Wanted, Watch
 from rose_executor.engine_process import EngineProcess
 from rose_executor.token_page import PageReader
 from rose_executor.token_route import TokenRoute
@@ -97,8 +97,9 @@ class LiveEngine:
 class EngineSupervisor:
     """Starts, watches and restarts `process`. `run` must run for anything else to happen.
 
-    `told` is called with a state and a few words whenever something changes; `restarted` with the cause of each death
-    that leads to a restart; `silence_s` bounds the time an answer may stay silent.
+    `told` is called with a state and a few words whenever something changes, `restarts` with the cause of each death
+    that leads to a restart, `joins` with each new incarnation before anyone else has it. `silence_s` bounds how long
+    an answer may stay silent, `ready_timeout_s` how long `ready` waits.
     """
 
     def __init__(
@@ -111,8 +112,8 @@ class EngineSupervisor:
         silence_s: float,
         ready_timeout_s: float,
         told: Callable[[str, str], None],
-        restarted: Callable[[str], None],
-        joined: Callable[[LiveEngine], None],
+        restarts: Callable[[str], None],
+        joins: Callable[[LiveEngine], None],
     ) -> None:
         self._process = process
         self._health = health
@@ -121,14 +122,119 @@ class EngineSupervisor:
         self._silence_s = silence_s
         self._ready_timeout_s = ready_timeout_s
         self._told = told
-        self._restarted = restarted
-        self._joined = joined
+        self._restarts = restarts
+        self._joins = joins
         self._live: LiveEngine | None = None
         self._changed = asyncio.Condition()
         self._source: WeightsSource | None = None
         self._lost: str | None = None
-        self._stopping = False
-        self._cause = ""
-        self._driver: RealDriver[HealthEvent, Start | GiveUp] = RealDriver(
+        self._replaced_because = ""
+        self._driver: RealDriver[HealthEvent, Start | Watch | GiveUp] = RealDriver(
             health, self._perform, name="supervisor", waits=waits
         )
+
+    @property
+    def engine_id(self) -> str:
+        return self._process.settings.engine_id
+
+    async def run(self, source: WeightsSource) -> None:
+        """Keep the engine alive until `stop`.
+
+        Raises ConfigError or ClusterError if it cannot be started as it is configured, EngineError if it died too often.
+        """
+        self._source = source
+        await self._driver.send(Wanted())
+        await self._driver.run()
+
+    async def ready(self) -> LiveEngine:
+        """The live incarnation; waits for one that is starting. Raises DeadlineExceeded."""
+        live = self._live
+        if live is not None and not live.dead.is_set():
+            return live
+        return await self._waits.within(
+            self._until_live(), "engine", self.engine_id, self._ready_timeout_s, boundary="engine"
+        )
+
+    async def replace(self, incarnation: str, why: str) -> None:
+        """End an incarnation by force if it is still the live one; the next starts from its source's weights."""
+        if self._live is not None and self._live.incarnation == incarnation:
+            self._replaced_because = why
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """End the engine and stop watching it."""
+        self._driver.stop()
+        await self._process.stop()
+        if self._live is not None:
+            self._live.dead.set()
+            self._live = None
+        self._told("ended", "")
+
+    async def _until_live(self) -> LiveEngine:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._live is not None)
+        assert self._live is not None
+        return self._live
+
+    async def _perform(self, action: Start | Watch | GiveUp) -> Sequence[HealthEvent]:
+        match action:
+            case Start():
+                return [await self._start()]
+            case Watch():
+                return [await self._watch()]
+            case GiveUp(why):
+                raise EngineError(
+                    f"{self.engine_id} is given up after {self._health.restarts} restarts: {why}",
+                    to_do=f"see {self._process.settings.log_path}",
+                )
+
+    async def _start(self) -> HealthEvent:
+        assert self._source is not None
+        weights = await self._source.starting(self.engine_id, self._lost)
+        self._lost = None
+        self._told("starting", f"version {weights.version}")
+        try:
+            await self._process.start(weights.version, weights.path)
+        except (EngineError, DeadlineExceeded) as error:
+            return Died(str(error))
+        live = self._new_live()
+        self._joins(live)
+        await self._source.joined(self.engine_id, live.incarnation, weights.version)
+        async with self._changed:
+            self._live = live
+            self._changed.notify_all()
+        self._told("ready", live.base_url)
+        return Ready()
+
+    def _new_live(self) -> LiveEngine:
+        process = self._process
+        route = TokenRoute(
+            process.base_url,
+            self._session,
+            engine_id=self.engine_id,
+            waits=self._waits,
+            page=process.page,
+            silence_s=self._silence_s,
+        )
+        return LiveEngine(
+            engine_id=self.engine_id,
+            incarnation=process.incarnation,
+            base_url=process.base_url,
+            route=route,
+            control=process.control,
+            page=process.page,
+            dead=asyncio.Event(),
+            waits=self._waits,
+        )
+
+    async def _watch(self) -> HealthEvent:
+        code = await self._process.wait_dead()
+        live, self._live = self._live, None
+        assert live is not None
+        self._lost = live.incarnation
+        live.dead.set()
+        why = self._replaced_because or f"ended with code {code}"
+        self._replaced_because = ""
+        self._told("dead", why)
+        self._restarts(why)
+        return Died(why)

@@ -27,6 +27,8 @@ from rose_executor.token_page import PageReader
 
 _EVENT_BYTES_MAX = 16 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
+# The server closes a connection that was idle for 5 s; using one at that moment would look like a lost engine.
+_KEEP_ALIVE_S = 2.0
 # The server's stand-in for a log-prob that is not finite.
 _NO_LOGPROB = -9999.0
 
@@ -81,7 +83,7 @@ class _Received:
 
 def open_session() -> aiohttp.ClientSession:
     """A session without aiohttp's own limit of 100 connections: how many turns run at once is decided above."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S))
 
 
 class TokenRoute:

@@ -35,9 +35,21 @@ def run_command(job_file: Path, *, out: Path | None, dry_run: bool, plain: bool)
         if any(check.of_job for check in failed):
             raise ConfigError(f"{job_file}: cannot run as it is{lines}", to_do=to_do)
         raise ClusterError(f"this machine cannot run the job{lines}", to_do=to_do)
+    _run(job, plain=plain)
+
+
+def _run(job: Job, *, plain: bool) -> None:
+    from rose.cli.live_view import LiveView
+    from rose.cli.run_view import view_of
     from rose.trainer.run import run_job
 
-    run_job(job, plain=plain)
+    with LiveView(plain=plain) as view:
+        run_job(
+            job,
+            changed=lambda recorder: view.update(view_of(recorder)),
+            opened=lambda log: log.live_view(not view.plain),
+            ended=view.finish,
+        )
 
 
 def demo_command(*, out: Path | None, dry_run: bool, plain: bool) -> None:

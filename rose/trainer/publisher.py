@@ -9,18 +9,16 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rose_executor.supervisor import EngineSupervisor
-from rose_transfer import snapshot
-from rose_transfer.snapshot import Snapshot
 
 from rose.driver.real import RealDriver
-from rose.errors import RoseError, TransferError
+from rose.errors import EngineError, RoseError, TransferError
 from rose.logs import logger
 from rose.version_events import (
     Commit,
@@ -41,6 +39,9 @@ from rose.version_events import (
 )
 from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
+from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose_transfer import snapshot
+from rose_transfer.snapshot import Snapshot
 
 log = logger("publisher")
 
@@ -82,6 +83,7 @@ class Publisher:
             self._core, self._perform, name="versions", waits=waits
         )
         self._snapshots: dict[int, Snapshot] = {}
+        self._starting: dict[str, int] = {}
         self._pauses_ms: dict[int, float] = {}
 
     async def run(self) -> None:
@@ -91,9 +93,14 @@ class Publisher:
     def stop(self) -> None:
         self._driver.stop()
 
-    def snapshot(self, version: int) -> Snapshot:
-        """The snapshot of a kept version."""
-        return self._snapshots[version]
+    @contextlib.asynccontextmanager
+    async def held(self, version: int, by: str) -> AsyncIterator[Snapshot]:
+        """The snapshot of a kept version, kept while the body runs whatever is published meanwhile."""
+        await self._driver.send(Pinned(version, by))
+        try:
+            yield self._snapshots[version]
+        finally:
+            await self._driver.send(Unpinned(version, by))
 
     async def publish(self, version: int, state: Mapping[str, torch.Tensor]) -> Snapshot:
         """Write `state` (HF names, float32 or bf16 tensors, rounded to bf16) whole, then announce it.
@@ -124,7 +131,11 @@ class Publisher:
     async def starting(self, engine_id: str, lost_incarnation: str | None) -> Snapshot:
         """What a (re)starting engine loads; pinned until `joined`."""
         newest = max(self._snapshots)
+        before = self._starting.get(engine_id)
+        self._starting[engine_id] = newest
         await self._driver.send(Pinned(newest, f"start of {engine_id}"))
+        if before is not None and before != newest:
+            await self._driver.send(Unpinned(before, f"start of {engine_id}"))
         if lost_incarnation is not None:
             await self._driver.send(EngineLost(engine_id, lost_incarnation))
         return self._snapshots[newest]
@@ -132,6 +143,7 @@ class Publisher:
     async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
         """The engine is up with `version`."""
         await self._driver.send(EngineJoined(engine_id, incarnation, version))
+        del self._starting[engine_id]
         await self._driver.send(Unpinned(version, f"start of {engine_id}"))
 
     async def _until_serving(self, engine_id: str, version: int) -> None:
@@ -153,23 +165,31 @@ class Publisher:
                 return [await self._commit(action)]
             case Replace():
                 log.error("engine is replaced", engine_id=action.engine_id, version=action.version, why=action.why)
-                await self._supervisor.replace(action.why)
+                await self._supervisor.replace(action.incarnation, action.why)
             case Retire():
                 await asyncio.to_thread(snapshot.retire, self._snapshots.pop(action.version).path)
         return []
 
     async def _stage(self, order: Stage) -> VersionEvent:
         try:
-            engine = await self._supervisor.ready()
-            await engine.control.stage_version(order.version, self._snapshots[order.version].path)
+            engine = await self._ordered(order.incarnation)
+            await engine.control.stage(order.version, self._snapshots[order.version].path)
         except RoseError as error:
             return StageFailed(order.engine_id, order.version, order.order, str(error))
         return Staged(order.engine_id, order.version, order.order)
 
     async def _commit(self, order: Commit) -> VersionEvent:
         try:
-            engine = await self._supervisor.ready()
-            self._pauses_ms[order.version] = await engine.control.commit_version(order.version)
+            engine = await self._ordered(order.incarnation)
+            committed = await engine.control.commit(order.version)
         except RoseError as error:
             return CommitFailed(order.engine_id, order.version, order.order, str(error))
+        self._pauses_ms[order.version] = committed.pause_ms
         return Committed(order.engine_id, order.version, order.order)
+
+    async def _ordered(self, incarnation: str) -> LiveEngine:
+        """The incarnation that an order is for. Its successor started from a whole version."""
+        engine = await self._supervisor.ready()
+        if engine.incarnation != incarnation:
+            raise EngineError(f"incarnation {incarnation} of {engine.engine_id} has ended")
+        return engine

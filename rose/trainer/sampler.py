@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rose_executor.supervisor import EngineSupervisor, LiveEngine
-from rose_executor.token_route import EngineLost, RouteOutput
-
 from rose.errors import EngineError
 from rose.logs import logger
 from rose.records import Finish, RequestPart, VersionSpan
 from rose.trainer.books import Books
+from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose_executor.token_route import EngineLost, RouteOutput
 
 log = logger("sampler")
 
@@ -29,7 +28,6 @@ class SamplingSettings:
     temperature: float
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
-    turn_timeout_s: float
     attempts_max: int
 
 
@@ -108,14 +106,19 @@ class TurnSampler:
             max_tokens=self.settings.max_new_tokens - len(turn.output_ids),
             temperature=self.settings.temperature,
             stop_token_ids=self.settings.stop_token_ids,
-            timeout_s=self.settings.turn_timeout_s,
         )
 
     async def _partial(self, engine: LiveEngine, request_id: str, lost: EngineLost) -> RouteOutput:
         """What arrived before the stream broke; raises EngineError if it cannot be stamped with one version."""
         generated = await engine.final_request_tokens(request_id)
-        self._books.end_request(request_id, len(lost.partial.output_ids), generated)
-        return lost.stamped(engine.page, request_id)
+        partial = lost.partial
+        self._books.end_request(request_id, len(partial.output_ids), generated)
+        if partial.versions is None:
+            raise EngineError(
+                f"{len(partial.output_ids)} tokens of {request_id} cannot be stamped with a version",
+                expected="a broken stream to lie within one version",
+            ) from lost
+        return RouteOutput(partial.output_ids, partial.logprobs, partial.versions, Finish.ABORT, ())
 
     def _complete(self, turn: SampledTurn) -> bool:
         """Whether a lost stream had already delivered its last token."""

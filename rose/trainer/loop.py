@@ -1,0 +1,225 @@
+"""The training loop: roll out, update, publish, apply, prove, again.
+
+Invariants
+- One step makes one version. The rollout of a step is sampled under the version of the step before, whole.
+- A version is proven by a fresh engine while the next step goes on; at most one proof is open, none is skipped.
+- What the update took in is settled in the same step: trained or zero variance.
+- A version that turns most actions malformed ends the run with an alarm that names the last good version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from rose.config import Job
+from rose.ledger import Account
+from rose.records import Group, Outcome, Purpose, Trajectory
+from rose.report.model import Step
+from rose.trainer.alarm import AlarmSettings, MalformedAlarm
+from rose.trainer.books import Books
+from rose.trainer.evaluation import Evaluator
+from rose.trainer.grpo import GrpoSettings, update
+from rose.trainer.optimizer import WarmUpAdamW
+from rose.trainer.parity import ParityCheck
+from rose.trainer.policy import Policy, Weights, changed_fraction, rounded_bf16
+from rose.trainer.publisher import Applied, Publisher
+from rose.trainer.recorder import Recorder
+from rose.trainer.rollout import Rollout, Task
+from rose.trainer.update_stats import UpdateStats
+
+APPLY_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop drives."""
+
+    policy: Policy
+    optimizer: WarmUpAdamW
+    rollout: Rollout
+    evaluator: Evaluator
+    publisher: Publisher
+    parity: ParityCheck
+    books: Books
+    recorder: Recorder
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    trajectories: list[Trajectory]
+    wall_s: float
+
+
+class TrainingLoop:
+    """Runs the steps of a job on parts that are already up."""
+
+    def __init__(self, job: Job, parts: Parts) -> None:
+        self._job = job
+        self._parts = parts
+        self._alarm = MalformedAlarm(AlarmSettings(limit=job.alarm.malformed_max))
+        self._rng = random.Random(job.run.seed)
+        self._published: Weights = rounded_bf16(parts.policy.weights())
+        self._settings = GrpoSettings(
+            minibatches=job.train.minibatches,
+            micro_batch_tokens=job.train.micro_batch_tokens,
+            clip_low=job.train.clip_low,
+            clip_high=job.train.clip_high,
+            max_grad_norm=job.train.max_grad_norm,
+            temperature=job.rollout.temperature,
+        )
+
+    async def run(self) -> None:
+        """Evaluate, train all steps, evaluate.
+
+        Raises TrainingError (alarm, or not finite), ContractError (parity), or what a part raised.
+        """
+        steps = self._job.train.steps
+        await self._prove(0)
+        await self._evaluate(0, "before")
+        for step in range(1, steps + 1):
+            await self._step(step)
+            every = self._job.evaluation.every_steps
+            if every and step % every == 0 and step < steps:
+                await self._evaluate(step, None)
+        await self._parts.parity.finish()
+        await self._evaluate(steps, "after")
+
+    async def _step(self, step: int) -> None:
+        sampled = await self._roll_out(step)
+        self._watch_actions(step - 1, sampled.trajectories)
+        stats, train_s = await self._train(step, sampled.trajectories)
+        weights = rounded_bf16(self._parts.policy.weights())
+        changed = changed_fraction(self._published, weights)
+        self._published = weights
+        snapshot_bytes, publish_s = await self._publish(step, weights)
+        applied = await self._apply(step)
+        self._record(step, sampled, stats, train_s, changed, snapshot_bytes, publish_s, applied)
+        await self._prove(step)
+
+    async def _roll_out(self, step: int) -> _Sampled:
+        rollout = self._job.rollout
+        first_seed = self._job.run.seed * 1_000_003 + (step - 1) * rollout.groups
+        tasks = [
+            Task(
+                f"s{step}g{group}-{attempt}",
+                f"s{step}g{group}",
+                (first_seed + group) % self._job.evaluation.first_seed,
+                Purpose.TRAIN,
+            )
+            for group in range(rollout.groups)
+            for attempt in range(rollout.group_size)
+        ]
+        start_s = time.monotonic()
+        with self._parts.recorder.during("rollout"):
+            trajectories = await self._parts.rollout.run(tasks)
+        self._parts.recorder.trajectories(trajectories)
+        return _Sampled(trajectories, time.monotonic() - start_s)
+
+    def _watch_actions(self, version: int, trajectories: Sequence[Trajectory]) -> None:
+        actions = sum(len(trajectory.turns) for trajectory in trajectories)
+        malformed = sum(trajectory.malformed_actions for trajectory in trajectories)
+        alarm = self._alarm.step(version, actions, malformed)
+        if alarm is not None:
+            error = alarm.error()
+            self._parts.recorder.alarm(version, error.what)
+            raise error
+
+    async def _train(self, step: int, trajectories: Sequence[Trajectory]) -> tuple[UpdateStats, float]:
+        groups = [
+            Group(group_id, tuple(members))
+            for group_id, members in groupby(trajectories, key=lambda each: each.group_id)
+        ]
+        parts, start_s = self._parts, time.monotonic()
+        with parts.recorder.during("train"):
+            stats = await asyncio.to_thread(update, parts.policy, parts.optimizer, groups, self._settings, self._rng)
+        for trajectory in stats.trained:
+            parts.books.settle(trajectory.trajectory_id, Account.TRAINED)
+        for trajectory in stats.zero_variance:
+            parts.books.settle(trajectory.trajectory_id, Account.ZERO_VARIANCE)
+        for trajectory in stats.left_out:
+            if trajectory.outcome is Outcome.COMPLETED:  # Nothing sampled: there is nothing to lose.
+                parts.books.settle(trajectory.trajectory_id, Account.TRUNCATED)
+        return stats, time.monotonic() - start_s
+
+    async def _publish(self, version: int, weights: Weights) -> tuple[int, float]:
+        start_s = time.monotonic()
+        with self._parts.recorder.during("publish"):
+            snapshot = await self._parts.publisher.publish(version, weights)
+        self._parts.recorder.published(version)
+        return snapshot.bytes, time.monotonic() - start_s
+
+    async def _apply(self, version: int) -> Applied:
+        parts = self._parts
+        with parts.recorder.during("apply"):
+            applied = await parts.publisher.applied(parts.engine_id, version, APPLY_TIMEOUT_S)
+        parts.recorder.applied(parts.engine_id, version, applied.apply_s, applied.pause_ms)
+        return applied
+
+    async def _prove(self, version: int) -> None:
+        every = self._job.weights.parity_every_steps
+        if every and version % every == 0:
+            await self._parts.parity.start(version)
+
+    async def _evaluate(self, step: int, when: Literal["before", "after"] | None) -> None:
+        parts = self._parts
+        with parts.recorder.during("evaluation"):
+            evaluation, samples, played = await parts.evaluator.evaluate(step, step, when)
+        parts.recorder.trajectories(played)
+        parts.recorder.samples(samples)
+        parts.recorder.evaluation(evaluation)
+        self._watch_actions(step, played)
+
+    def _record(
+        self,
+        step: int,
+        sampled: _Sampled,
+        stats: UpdateStats,
+        train_s: float,
+        changed: float,
+        snapshot_bytes: int,
+        publish_s: float,
+        applied: Applied,
+    ) -> None:
+        trajectories = sampled.trajectories
+        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        self._parts.recorder.step(
+            Step(
+                step=step,
+                version=step,
+                success=sum(each.success for each in trajectories) / len(trajectories),
+                reward_mean=sum(each.reward for each in trajectories) / len(trajectories),
+                turns_mean=len(turns) / len(trajectories),
+                malformed_fraction=sum(each.malformed_actions for each in trajectories) / max(1, len(turns)),
+                groups_used=len({trajectory.group_id for trajectory in stats.trained}),
+                groups_zero_variance=len({trajectory.group_id for trajectory in stats.zero_variance}),
+                outcomes={
+                    outcome.value: sum(each.outcome is outcome for each in trajectories)
+                    for outcome in Outcome
+                    if any(each.outcome is outcome for each in trajectories)
+                },
+                output_tokens=sum(len(turn.output_ids) for turn in turns),
+                context_tokens=sum(len(turn.context_ids) for turn in turns),
+                trained_tokens=stats.tokens,
+                rollout_s=sampled.wall_s,
+                train_s=train_s,
+                publish_s=publish_s,
+                apply_s=applied.apply_s,
+                pause_ms=applied.pause_ms,
+                logprob_mismatch_max=stats.logprob_mismatch_max,
+                loss=stats.loss,
+                entropy=stats.entropy,
+                grad_norm=stats.grad_norm,
+                clip_fraction=stats.clip_fraction,
+                kl=stats.kl,
+                learning_rate=stats.learning_rate,
+                changed_fraction=changed,
+                snapshot_bytes=snapshot_bytes,
+            )
+        )

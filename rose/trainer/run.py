@@ -1,0 +1,106 @@
+"""One run from its first folder to its last line: folders, logs, signals, the session, the report.
+
+Invariants
+- Whatever ends the run (done, failed, interrupted), every process is ended, the books are closed against the final
+  token pages, the report is written, and the runtime folder is removed, in this order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+from rose.config import Job
+from rose.errors import RoseError
+from rose.logs import RunLog, open_log
+from rose.metrics import Metrics, serve
+from rose.processes import become_subreaper, end_descendants, two_stage_stop
+from rose.report.model import RunReport
+from rose.report.write import write_report
+from rose.runs import open_run
+from rose.status import StatusBoard
+from rose.trainer.books import Books
+from rose.trainer.recorder import Recorder
+from rose.trainer.session import Session
+from rose.waits import WaitBoard
+
+END_GRACE_S = 5.0
+
+
+def run_job(
+    job: Job,
+    *,
+    opened: Callable[[RunLog], None],
+    changed: Callable[[Recorder], None],
+    ended: Callable[[RunReport, Path], None],
+) -> None:
+    """Run a checked job to its end. Main thread only.
+
+    `opened` is given the run's log once it is open, `changed` the recorder after every change, `ended` the report and
+    the folder that holds it. A run that was stopped or failed is reported too; its error is raised again once
+    everything is closed, KeyboardInterrupt after Ctrl-C.
+    """
+    become_subreaper()
+    waits = WaitBoard()
+    stop = _Stop()
+    metrics, books = Metrics(), Books()
+    with (
+        open_run(job, waits) as run,
+        two_stage_stop(stop.ask, run.close),
+        open_log(run.output / "log.jsonl") as run_log,
+        StatusBoard(run, waits) as board,
+        contextlib.closing(serve(job.run.metrics_port, metrics.registry)) as server,
+    ):
+        opened(run_log)
+        board.fact("metrics", server.url)
+        recorder = Recorder(job, run, books, waits, board, metrics, changed)
+        report, failure = _run_to_report(Session(job, recorder, books, waits), stop)
+        write_report(report, run.output)
+        ended(report, run.output)
+    if failure is not None:
+        raise failure
+
+
+class _Stop:
+    """Ctrl-C from the moment signals are handled: cancels the session, or has it end as soon as it begins."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._cancel: Callable[[], None] | None = None
+
+    def ask(self) -> None:
+        self.asked = True
+        if self._cancel is not None:
+            self._cancel()
+
+    async def cancels(self, session: Session) -> None:
+        """Run the session; asking, before or meanwhile, cancels it."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def cancel() -> None:
+            loop.call_soon_threadsafe(task.cancel)
+
+        self._cancel = cancel
+        if self.asked:
+            cancel()
+        await session.run()
+
+
+def _run_to_report(session: Session, stop: _Stop) -> tuple[RunReport, BaseException | None]:
+    failure: BaseException | None = None
+    try:
+        asyncio.run(stop.cancels(session))
+    except asyncio.CancelledError:
+        if not stop.asked:
+            raise
+        failure = KeyboardInterrupt()
+    except RoseError as error:
+        failure = error
+    finally:
+        end_descendants(END_GRACE_S)
+    if failure is None:
+        return session.recorder.report("finished"), None
+    return session.recorder.report("stopped", str(failure) or "interrupted"), failure
