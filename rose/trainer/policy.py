@@ -97,15 +97,24 @@ def load_policy(path: Path) -> Policy:
 
     Raises ConfigError if the folder is no model, saying what is missing or broken.
     """
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     _check_model_folder(path)
+    logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
+        model, report = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model folder {path} cannot be loaded: {error}") from error
+    # The library would fill what is missing with random numbers and go on.
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise ConfigError(
+            f"the weights in {path} lack {len(missing)} tensors that config.json asks for, such as {missing[0]}"
+        )
     model.train()
     return Policy(model)
 
