@@ -44,7 +44,9 @@ def script() -> Iterator[Script]:
     yield start
     for child in started:
         child.kill()
-        child.communicate()
+        child.wait(10)
+        assert child.stdout is not None
+        child.stdout.close()
 
 
 def said(child: subprocess.Popen[str]) -> list[str]:
