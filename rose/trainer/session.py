@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from rose.env.chat import ChatRenderer
 from rose.env.contract import load_environment
 from rose.env.host import EnvironmentHost, HostSettings
 from rose.errors import RoseError
+from rose.machine import look
 from rose.trainer.books import Books
 from rose.trainer.evaluation import Evaluator
 from rose.trainer.loop import Parts, TrainingLoop
@@ -36,6 +38,7 @@ from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.fresh_probe import ProbeScores, probe_fresh
+from rose_executor.launcher import Launcher, SpawnLauncher
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
 from rose_executor.warm_process import WarmProcess
@@ -45,35 +48,51 @@ PROBE_TASKS = 8
 START = "start of engine and policy"
 
 
+OpenLauncher = Callable[[WaitBoard, Path, float], AbstractAsyncContextManager[Launcher]]
+"""Opens what starts engines, given the waits, its log file and the longest time it may take to be ready."""
+
+
+@contextlib.asynccontextmanager
+async def open_launcher(waits: WaitBoard, log_path: Path, timeout_s: float) -> AsyncIterator[Launcher]:
+    """Engines fork from a warm process on CPU; a fork is unsafe once CUDA runs, so they are spawned beside a GPU."""
+    if look().gpus:
+        yield SpawnLauncher()
+        return
+    warm = await WarmProcess.start(waits, log_path=log_path, timeout_s=timeout_s)
+    try:
+        yield warm
+    finally:
+        await warm.close()
+
+
 class Session:
     """Runs one job once."""
 
-    def __init__(self, job: Job, recorder: Recorder, books: Books, waits: WaitBoard) -> None:
+    def __init__(
+        self, job: Job, recorder: Recorder, books: Books, waits: WaitBoard, open_launcher: OpenLauncher = open_launcher
+    ) -> None:
         self.job = job
         self.recorder = recorder
         self._books = books
         self._waits = waits
+        self._open_launcher = open_launcher
         self._engine_log = recorder.run.output / "engine.log"
 
     async def run(self) -> None:
         """Start everything, train, end everything. Raises the first error of any part."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._books.close)
+            opening = self._open_launcher(self._waits, self._engine_log, self.job.engine.start_timeout_s)
             with self.recorder.during(START):
-                warm_start = asyncio.create_task(self._start_warm())
-                stack.push_async_callback(_end_warm, warm_start)
-                policy, renderer = await asyncio.to_thread(_load_policy, self.job)
-                warm = await warm_start
+                loading = asyncio.create_task(asyncio.to_thread(_load_policy, self.job))
+                launcher = await stack.enter_async_context(opening)
+                policy, renderer = await loading
             http = await stack.enter_async_context(open_session())
-            supervisor = self._supervisor(warm, http)
+            supervisor = self._supervisor(launcher, http)
             stack.push_async_callback(supervisor.stop)
-            await self._drive(warm, supervisor, policy, renderer)
+            await self._drive(launcher, supervisor, policy, renderer)
 
-    async def _start_warm(self) -> WarmProcess:
-        timeout_s = self.job.engine.start_timeout_s
-        return await WarmProcess.start(self._waits, log_path=self._engine_log, timeout_s=timeout_s)
-
-    def _supervisor(self, warm: WarmProcess, http: ClientSession) -> EngineSupervisor:
+    def _supervisor(self, launcher: Launcher, http: ClientSession) -> EngineSupervisor:
         engine = self.job.engine
         settings = EngineSettings(
             engine_id=ENGINE_ID,
@@ -88,9 +107,10 @@ class Session:
             stream_interval=engine.stream_interval,
             port=engine.port,
             start_timeout_s=engine.start_timeout_s,
+            async_scheduling=bool(look().gpus),
         )
         return EngineSupervisor(
-            EngineProcess(settings, warm, self._waits),
+            EngineProcess(settings, launcher, self._waits),
             EngineHealth(engine.restarts_max),
             http,
             self._waits,
@@ -102,7 +122,7 @@ class Session:
         )
 
     async def _drive(
-        self, warm: WarmProcess, supervisor: EngineSupervisor, policy: Policy, renderer: ChatRenderer
+        self, launcher: Launcher, supervisor: EngineSupervisor, policy: Policy, renderer: ChatRenderer
     ) -> None:
         """Run the loop beside the two drivers it needs; whichever fails first ends all three."""
         versions = self.recorder.run.runtime / "versions"
@@ -114,7 +134,7 @@ class Session:
                 group.create_task(supervisor.run(publisher), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
-                await self._train(warm, supervisor, publisher, policy, renderer)
+                await self._train(launcher, supervisor, publisher, policy, renderer)
                 publisher.stop()
                 await supervisor.stop()
         except BaseExceptionGroup as errors:
@@ -122,7 +142,7 @@ class Session:
 
     async def _train(
         self,
-        warm: WarmProcess,
+        launcher: Launcher,
         supervisor: EngineSupervisor,
         publisher: Publisher,
         policy: Policy,
@@ -134,7 +154,7 @@ class Session:
 
         async def score_fresh(version: Path, prefixes: list[list[int]]) -> ProbeScores:
             return await probe_fresh(
-                warm,
+                launcher,
                 version,
                 prefixes,
                 work_dir=self.recorder.run.runtime,
@@ -199,13 +219,6 @@ class Session:
             prompts.append(renderer.open(episode.system_prompt, episode.first_observation)[1].ids)
             await episode.close()
         return prompts
-
-
-async def _end_warm(start: asyncio.Task[WarmProcess]) -> None:
-    start.cancel()
-    (result,) = await asyncio.gather(start, return_exceptions=True)
-    if isinstance(result, WarmProcess):
-        await result.close()
 
 
 def _load_policy(job: Job) -> tuple[Policy, ChatRenderer]:
