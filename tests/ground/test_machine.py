@@ -84,8 +84,9 @@ def test_a_container_that_sees_only_its_part_of_the_hierarchy(tmp_path: Path) ->
     root = tree(tmp_path, "1:cpu:/docker/x\n2:memory:/docker/x/inner\n", V1_MOUNTS, files, mounted="/docker/x")
     assert read_cgroup(root).cores_max == 2.0
     assert read_cgroup(root).memory_max_bytes == 77
-    outside = tree(tmp_path, "1:cpu:/elsewhere\n", V1_MOUNTS, files, mounted="/docker/x")
-    assert read_cgroup(outside).cores_max == 2.0
+    for unseen in ("/elsewhere", "/docker/x/unseen"):
+        outside = tree(tmp_path, f"1:cpu:{unseen}\n", V1_MOUNTS, files, mounted="/docker/x")
+        assert (read_cgroup(outside).cores_max, read_cgroup(outside).writable) == (2.0, True)
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "max", "-1 100000", "100000 0", "\udcff"])

@@ -73,6 +73,16 @@ def test_a_taken_port(job: Job, model_folder: Path, tmp_path: Path) -> None:
     assert look_at(changed(job, "engine", port=port), ROOMY, tmp_path)["engine port"].ok
 
 
+def test_a_port_whose_last_connection_is_still_closing_is_free(job: Job, model_folder: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            answer, _ = server.accept()
+            answer.close()  # the side that closes first keeps the port in TIME_WAIT
+            assert client.recv(1) == b""
+    assert look_at(changed(job, "engine", port=port), ROOMY, tmp_path)["engine port"].ok
+
+
 def test_too_few_cores(job: Job, model_folder: Path, tmp_path: Path) -> None:
     check = failed(job, tmp_path, replace(ROOMY, cores_usable=1.5))
     assert (check.name, check.to_do) == ("cores", "set train.threads to 1")

@@ -76,18 +76,20 @@ def test_children_end_gently_and_the_deaf_ones_by_force(script: Script) -> None:
     assert said(child) == ["0", "0"]
 
 
-def test_without_grace_nobody_is_asked(script: Script) -> None:
+@pytest.mark.parametrize(("grace_s", "heard"), [(5, ["heard", "asked"]), (0, ["heard"])])
+def test_children_are_asked_first_if_there_is_grace(script: Script, grace_s: int, heard: list[str]) -> None:
     child = script(
-        """
-        code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True));"
+        f"""
+        code = "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit('asked'));"
         code += "print('ready', flush=True); time.sleep(60)"
-        one = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        piped = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        one = subprocess.Popen([sys.executable, "-c", code], **piped)
         one.stdout.readline()
-        end_descendants(grace_s=0)
-        say("heard", one.stdout.read())
+        end_descendants(grace_s={grace_s})
+        say("heard", one.stderr.read())
         """
     )
-    assert said(child) == ["heard"]
+    assert said(child) == heard
 
 
 def test_a_subreaper_ends_also_what_its_children_left_behind(script: Script) -> None:
