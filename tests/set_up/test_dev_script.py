@@ -1,0 +1,92 @@
+"""`./dev` says which step of the set-up failed, why, and what to do; and does not set up twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NO_INDEX = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_RETRIES": "0",
+    "PIP_TIMEOUT": "1",
+    "PIP_CONFIG_FILE": "/dev/null",
+}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The set-up's own files in a folder with a space in its name, nothing installed."""
+    folder = tmp_path / "a checkout"
+    (folder / "requirements").mkdir(parents=True)
+    for name in ("dev", "pyproject.toml", "requirements/cpu.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def dev(checkout: Path, *arguments: str, path: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "TORCH_INDEX"))}
+    if path is not None:
+        base["PATH"] = f"{path}:{base['PATH']}"
+    return subprocess.run(
+        [str(checkout / "dev"), *arguments],
+        env={**base, "PYTHON": sys.executable, **env},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_help_sets_nothing_up(checkout: Path) -> None:
+    done = dev(checkout, "help")
+    assert done.returncode == 0
+    assert "./dev demo" in done.stdout
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_missing_python_is_named(checkout: Path) -> None:
+    done = dev(checkout, "demo", PYTHON="no-such-python")
+    assert done.returncode == 1
+    assert "set-up stopped at: find Python" in done.stderr
+    assert "PYTHON=" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_a_full_disk_is_found_before_anything_is_written(checkout: Path, tmp_path: Path) -> None:
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    (fake / "df").write_text("#!/bin/sh\necho header\necho disk 1000 900 100 90% /\n")
+    (fake / "df").chmod(0o755)
+    done = dev(checkout, "demo", path=fake)
+    assert done.returncode == 1
+    assert "set-up stopped at: check the disk" in done.stderr
+    assert "100 MiB free" in done.stderr
+    assert not (checkout / ".venv").exists()
+
+
+def test_no_index_names_the_step_and_leaves_a_set_up_that_can_be_repeated(checkout: Path) -> None:
+    done = dev(checkout, "demo", **NO_INDEX, TORCH_INDEX_URL="http://127.0.0.1:9/simple")
+    assert done.returncode == 1
+    assert "set-up stopped at: install torch" in done.stderr
+    assert "what to do:" in done.stderr
+    assert not list((checkout / ".venv").glob(".packages-*"))
+
+
+def test_a_finished_set_up_is_not_repeated() -> None:
+    before = (ROOT / ".venv" / "pyvenv.cfg").stat().st_mtime_ns
+    done = dev(ROOT, "python", "-c", "print('ran')")
+    assert done.stdout == "ran\n"
+    assert done.stderr == ""
+    assert (ROOT / ".venv" / "pyvenv.cfg").stat().st_mtime_ns == before
+
+
+def test_an_unknown_tool_is_named() -> None:
+    done = dev(ROOT, "no-such-tool")
+    assert done.returncode == 1
+    assert "no such tool" in done.stderr
