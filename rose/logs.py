@@ -56,10 +56,6 @@ class RunLog:
         """Lines that reached the file not at all or in part."""
         return self._file.lost_lines
 
-    def live_view(self, owns_terminal: bool) -> None:
-        """While a live view owns the terminal, stderr gets warnings and errors only."""
-        self._terminal.setLevel(logging.WARNING if owns_terminal else logging.INFO)
-
     def close(self) -> None:
         """Stop logging to both places. Safe to call twice."""
         root = logging.getLogger()
@@ -80,7 +76,7 @@ class RunLog:
 def open_log(path: Path) -> RunLog:
     """Send this process's logs, those of the standard library included, to the file `path` and to stderr.
 
-    Lines are appended. Libraries log from INFO on to the file, from WARNING on to stderr.
+    Lines are appended: from INFO on to the file, from WARNING on to stderr, whose rest belongs to the run's view.
     Raises ClusterError if the file cannot be opened.
     """
     try:
@@ -91,8 +87,8 @@ def open_log(path: Path) -> RunLog:
         ) from error
     file = _FileHandler(fd)
     terminal = _TerminalHandler()
-    for handler, render in ((file, _json_line), (terminal, _short_line)):
-        handler.setLevel(logging.INFO)
+    for handler, render, level in ((file, _json_line, logging.INFO), (terminal, _short_line, logging.WARNING)):
+        handler.setLevel(level)
         handler.setFormatter(
             structlog.stdlib.ProcessorFormatter(
                 foreign_pre_chain=[structlog.stdlib.add_logger_name, *_SHARED],
@@ -201,12 +197,11 @@ class _TerminalHandler(logging.Handler):
     """Writes to whatever `sys.stderr` is at that moment, since a live view replaces it."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.name.split(".")[0] == "rose" or record.levelno >= logging.WARNING:
-            try:
-                line = self.format(record)
-            except Exception as error:  # noqa: BLE001 - a value's own __str__ may raise anything
-                line = f"a log line cannot be formatted: {error!r}"
-            self.say(line)
+        try:
+            line = self.format(record)
+        except Exception as error:  # noqa: BLE001 - a value's own __str__ may raise anything
+            line = f"a log line cannot be formatted: {error!r}"
+        self.say(line)
 
     @staticmethod
     def say(line: str) -> None:

@@ -47,7 +47,6 @@ def _run(job: Job, *, plain: bool) -> None:
         run_job(
             job,
             changed=lambda recorder: view.update(view_of(recorder)),
-            opened=lambda log: log.live_view(not view.plain),
             ended=view.finish,
         )
 

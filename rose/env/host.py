@@ -16,6 +16,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from rose.env.answer import checked_step, checked_text
@@ -30,9 +31,13 @@ _CLOSED = "was closed"
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """Deadlines of one call, and how many stuck calls are put up with before no new episode is opened."""
+    """Deadlines of one call, and how many stuck calls are put up with before no new episode is opened.
 
-    call_timeout_s: float = 30.0
+    `reset_timeout_s` bounds construction and reset, each.
+    """
+
+    reset_timeout_s: float = 30.0
+    step_timeout_s: float = 30.0
     close_timeout_s: float = 5.0
     max_stuck_calls: int = 16
 
@@ -70,7 +75,7 @@ class EnvironmentHost:
         if len(self._stuck) >= self.settings.max_stuck_calls:
             raise EnvironmentFailed(
                 f"no new episode while {len(self._stuck)} earlier calls are stuck, the oldest: {self.stuck[0]}",
-                expected=f"calls that end within {self.settings.call_timeout_s:g} s",
+                expected=f"calls that end within {self.settings.step_timeout_s:g} s",
                 to_do="find out why the environment hangs, or raise its deadline",
             )
         self.counts.opened += 1
@@ -126,16 +131,19 @@ class Episode:
 
     async def begin(self, seed: int) -> None:
         """Construct and reset: sets the system prompt and the first observation. Raises EnvironmentFailed."""
-        self.system_prompt = await self._call("construction", self._construct, checked_text)
+        timeout_s = self._host.settings.reset_timeout_s
+        self.system_prompt = await self._call("construction", timeout_s, self._construct, checked_text)
         environment = self._environment
         assert environment is not None
-        self.first_observation = await self._call("reset", environment.reset, checked_text, seed, self.episode_id)
+        reset = partial(environment.reset, seed, self.episode_id)
+        self.first_observation = await self._call("reset", timeout_s, reset, checked_text)
 
     async def step(self, action: str) -> StepResult:
         """Act. Raises EnvironmentFailed if the environment does, or if it failed or was closed before."""
         if self._ended or self._environment is None:
             raise EnvironmentFailed(f"{self._whom}: stepped after it {self._ended}")
-        return await self._call("step", self._environment.step, checked_step, action)
+        act = partial(self._environment.step, action)
+        return await self._call("step", self._host.settings.step_timeout_s, act, checked_step)
 
     async def close(self) -> None:
         """Close the environment; never raises, and does nothing the second time.
@@ -159,20 +167,20 @@ class Episode:
         except EnvironmentFailed:
             self._host.counts.close_failures += 1
 
-    async def _call(self, what: str, method: Callable[..., Any], check: Callable[[Any, str], T], *arguments: Any) -> T:
-        self._last = self._start(method, *arguments)
+    async def _call(self, what: str, timeout_s: float, method: Callable[[], Any], check: Callable[[Any, str], T]) -> T:
+        self._last = self._start(method)
         try:
-            value = await self._host.answer(self._last, what, self._whom, self._host.settings.call_timeout_s)
+            value = await self._host.answer(self._last, what, self._whom, timeout_s)
             return check(value, f"{self._whom}: its {what}")
         except EnvironmentFailed:
             self._ended = "failed"
             self._host.counts.failed += 1
             raise
 
-    def _start(self, method: Callable[..., Any], *arguments: Any) -> Pending:
+    def _start(self, method: Callable[[], Any]) -> Pending:
         if inspect.iscoroutinefunction(method):
-            return asyncio.get_running_loop().create_task(awaited(lambda: method(*arguments)))
-        return self._thread.submit(lambda: method(*arguments))
+            return asyncio.get_running_loop().create_task(awaited(method))
+        return self._thread.submit(method)
 
     def _construct(self) -> Any:
         """On the thread; the system prompt. The environment is kept first: also a half-made episode is closed."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rose.config import Job
 from rose.errors import RoseError
-from rose.logs import RunLog, open_log
+from rose.logs import open_log
 from rose.metrics import Metrics, serve
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
@@ -32,14 +32,12 @@ END_GRACE_S = 5.0
 def run_job(
     job: Job,
     *,
-    opened: Callable[[RunLog], None],
     changed: Callable[[Recorder], None],
     ended: Callable[[RunReport, Path], None],
 ) -> None:
     """Run a checked job to its end. Main thread only.
 
-    `opened` is given the run's log once it is open, `changed` the recorder after every change, `ended` the report and
-    the folder that holds it. A run that was stopped or failed is reported too; its error is raised again once
+    `changed` is given the recorder after every change, `ended` the report and the folder that holds it. A run that was stopped or failed is reported too; its error is raised again once
     everything is closed, KeyboardInterrupt after Ctrl-C.
     """
     become_subreaper()
@@ -49,11 +47,10 @@ def run_job(
     with (
         open_run(job, waits) as run,
         two_stage_stop(stop.ask, run.close),
-        open_log(run.output / "log.jsonl") as run_log,
+        open_log(run.output / "log.jsonl"),
         StatusBoard(run, waits) as board,
         contextlib.closing(serve(job.run.metrics_port, metrics.registry)) as server,
     ):
-        opened(run_log)
         board.fact("metrics", server.url)
         recorder = Recorder(job, run, books, waits, board, metrics, changed)
         report, failure = _run_to_report(Session(job, recorder, books, waits), stop)

@@ -191,7 +191,7 @@ class Session:
 
     def _host(self) -> EnvironmentHost:
         environment = self.job.environment
-        settings = HostSettings(call_timeout_s=environment.step_timeout_s)
+        settings = HostSettings(environment.reset_timeout_s, environment.step_timeout_s)
         return EnvironmentHost(load_environment(environment.kind, environment.params), self._waits, settings)
 
     def _rollout(self, supervisor: EngineSupervisor, host: EnvironmentHost, renderer: ChatRenderer) -> Rollout:

@@ -96,7 +96,7 @@ def test_run_gives_the_job_to_the_trainer(rose: Any, job_file: Path, trainer: Tr
     assert rose("run", job_file, "--plain", "--out", "there").status == 0
     ((job, watchers),) = trainer.ran
     assert job == load_job(job_file, out=tmp_path / "there")
-    assert set(watchers) == {"opened", "changed", "ended"}
+    assert set(watchers) == {"changed", "ended"}
 
 
 @pytest.mark.parametrize(("of_job", "status"), [(True, 2), (False, 3)])

@@ -16,7 +16,7 @@ from rose.env.host import EnvironmentHost, HostSettings
 from rose.errors import EnvironmentFailed
 from rose.waits import WaitBoard
 
-FAST = HostSettings(call_timeout_s=0.05, close_timeout_s=0.05, max_stuck_calls=2)
+FAST = HostSettings(reset_timeout_s=0.05, step_timeout_s=0.05, close_timeout_s=0.05, max_stuck_calls=2)
 
 
 def failing(error: BaseException) -> Callable[[], Any]:
@@ -224,7 +224,7 @@ def test_a_hung_environment_does_not_hold_up_the_exit_of_the_process() -> None:
             def close(self): time.sleep(600)
 
         async def main():
-            host = EnvironmentHost(Hung, WaitBoard(), HostSettings(call_timeout_s=0.05, close_timeout_s=0.05))
+            host = EnvironmentHost(Hung, WaitBoard(), HostSettings(0.05, 0.05, 0.05))
             episode = await host.open(1, "a")
             try:
                 await episode.step("x")

@@ -77,25 +77,19 @@ def test_libraries_reach_stderr_only_with_warnings(log: RunLog, path: Path, caps
     assert "trouble" in said
 
 
-def test_while_a_live_view_owns_the_terminal_only_trouble_is_told(
-    log: RunLog, path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log.live_view(True)
+def test_stderr_is_told_of_trouble_only(log: RunLog, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     logger("trainer").info("quiet")
     logger("trainer").error("loud")
-    log.live_view(False)
-    logger("trainer").info("again")
-    assert [line["event"] for line in lines(path)] == ["quiet", "loud", "again"]
+    assert [line["event"] for line in lines(path)] == ["quiet", "loud"]
     said = capsys.readouterr().err
     assert "quiet" not in said
     assert "loud" in said
-    assert "again" in said
 
 
 def test_stderr_is_the_one_of_the_moment(log: RunLog, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with (tmp_path / "view").open("w") as replaced:
         monkeypatch.setattr(sys, "stderr", replaced)
-        logger("trainer").info("into the view")
+        logger("trainer").warning("into the view")
     assert "into the view" in (tmp_path / "view").read_text()
 
 
@@ -109,7 +103,6 @@ def test_a_traceback_is_in_the_line(log: RunLog, path: Path) -> None:
 
 def test_a_full_disk_loses_lines_but_never_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     with open_log(Path("/dev/full")) as log:
-        log.live_view(True)
         for _ in range(3):
             logger("trainer").info("lost")
         assert log.lost_lines == 3
@@ -165,11 +158,11 @@ def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
 
 def test_closed_means_silent_and_a_second_log_appends(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open_log(path) as first:
-        logger("a").info("one")
+        logger("a").warning("one")
     first.close()
-    logger("a").info("nowhere")
+    logger("a").warning("nowhere")
     with open_log(path):
-        logger("a").info("two")
+        logger("a").warning("two")
     assert [line["event"] for line in lines(path)] == ["one", "two"]
     assert capsys.readouterr().err.count("\n") == 2
 
