@@ -37,8 +37,9 @@ def run_job(
 ) -> None:
     """Run a checked job to its end. Main thread only.
 
-    `changed` is given the recorder after every change, `ended` the report and the folder that holds it. A run that was stopped or failed is reported too; its error is raised again once
-    everything is closed, KeyboardInterrupt after Ctrl-C.
+    `changed` is given the recorder after every change, `ended` the report and the folder that holds it. A run that was
+    stopped or failed is reported too; its error is raised again once everything is closed, KeyboardInterrupt after
+    Ctrl-C.
     """
     become_subreaper()
     waits = WaitBoard()

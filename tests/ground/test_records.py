@@ -47,7 +47,9 @@ def test_segments_keep_every_token_in_order(turns: list[Turn]) -> None:
 @given(turns_strategy)
 def test_output_positions_hold_exactly_the_sampled_tokens(turns: list[Turn]) -> None:
     segments = trajectory(*turns).segments()
-    sampled = [segment.token_ids[i] for segment in segments for start, end in segment.outputs for i in range(start, end)]
+    sampled = [
+        token for segment in segments for start, end in segment.outputs for token in segment.token_ids[start:end]
+    ]
     assert sampled == [token for each in turns for token in each.output_ids]
     logprobs = [value for segment in segments for value in segment.logprobs]
     assert logprobs == [value for each in turns for value in each.logprobs]
