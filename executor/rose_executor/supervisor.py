@@ -98,8 +98,8 @@ class EngineSupervisor:
     """Starts, watches and restarts `process`. `run` must run for anything else to happen.
 
     `told` is called with a state and a few words whenever something changes, `restarts` with the cause of each death
-    that leads to a restart, `joins` with each new incarnation before anyone else has it. `silence_s` bounds how long
-    an answer may stay silent, `ready_timeout_s` how long `ready` waits.
+    that leads to a restart, `joins` with each new incarnation before anyone else has it. `turn_timeout_s` bounds
+    one answer, `ready_timeout_s` how long `ready` waits.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class EngineSupervisor:
         session: aiohttp.ClientSession,
         waits: WaitBoard,
         *,
-        silence_s: float,
+        turn_timeout_s: float,
         ready_timeout_s: float,
         told: Callable[[str, str], None],
         restarts: Callable[[str], None],
@@ -119,7 +119,7 @@ class EngineSupervisor:
         self._health = health
         self._session = session
         self._waits = waits
-        self._silence_s = silence_s
+        self._turn_timeout_s = turn_timeout_s
         self._ready_timeout_s = ready_timeout_s
         self._told = told
         self._restarts = restarts
@@ -214,7 +214,8 @@ class EngineSupervisor:
             engine_id=self.engine_id,
             waits=self._waits,
             page=process.page,
-            silence_s=self._silence_s,
+            silence_s=self._turn_timeout_s,
+            total_s=self._turn_timeout_s,
         )
         return LiveEngine(
             engine_id=self.engine_id,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from rose.cli.frame import printable
 from rose.cli.terminal import console
 from rose.errors import ConfigError
 from rose.runs import list_runs, runtime_root
-from rose.status import Liveness, Page, RunStatus, read_status
+from rose.status import Liveness, OpenWait, Page, RunStatus, read_status
 
 REFRESH_S = 1.0
 _COLOURS = {Liveness.LIVE: "green", Liveness.STALE: "yellow", Liveness.DEAD: "red"}
@@ -105,12 +106,22 @@ def _waits(page: Page, now_s: float) -> RenderableType:
     if not page.waits:
         return Text("  waits for nothing")
     table = _table("waits for", "from", "for", "deadline")
-    for wait in page.waits:
-        left_s = wait.deadline_s - now_s
+    for alike in _alike(page.waits):
+        oldest, first_due = alike[0], min(wait.deadline_s for wait in alike)
+        whom = oldest.whom if len(alike) == 1 else f"{oldest.whom} and {len(alike) - 1} more"
+        left_s = first_due - now_s
         deadline = f"in {_seconds(left_s)}" if left_s >= 0 else f"{_seconds(-left_s)} ago"
-        cells = (wait.what, wait.whom, _seconds(now_s - wait.since_s))
+        cells = (oldest.what, whom, _seconds(now_s - oldest.since_s))
         table.add_row("", *(Text(printable(cell)) for cell in cells), Text(deadline, "" if left_s >= 0 else "bold red"))
     return table
+
+
+def _alike(waits: Sequence[OpenWait]) -> list[list[OpenWait]]:
+    """Waits for the same thing from the same kind of party, oldest first in each: hundreds of turns are one line."""
+    alike: dict[tuple[str, str], list[OpenWait]] = {}
+    for wait in sorted(waits, key=lambda wait: wait.since_s):
+        alike.setdefault((wait.what, wait.whom.partition(" ")[0]), []).append(wait)
+    return list(alike.values())
 
 
 def _table(*columns: str) -> Table:

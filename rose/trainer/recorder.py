@@ -107,6 +107,7 @@ class Recorder:
                 cause = trajectory.failure.partition(": ")[2].partition(": ")[2] or trajectory.failure
                 self.failures[cause[:120]] += 1
                 self._metrics.environment_failures.labels(self.job.environment.kind).inc()
+        self._board.part("environments", "ready", f"{self.failures.total()} episodes failed")
 
     def published(self, version: int) -> None:
         self.versions_published += 1

@@ -86,6 +86,7 @@ class Session:
             with self.recorder.during(START):
                 loading = asyncio.create_task(asyncio.to_thread(_load_policy, self.job))
                 launcher = await stack.enter_async_context(opening)
+                self.recorder.part("warm process", "ready")
                 policy, renderer = await loading
             http = await stack.enter_async_context(open_session())
             supervisor = self._supervisor(launcher, http)
@@ -114,7 +115,7 @@ class Session:
             EngineHealth(engine.restarts_max),
             http,
             self._waits,
-            silence_s=self.job.rollout.turn_timeout_s,
+            turn_timeout_s=self.job.rollout.turn_timeout_s,
             ready_timeout_s=2 * engine.start_timeout_s,
             told=lambda state, detail: self.recorder.part(ENGINE_ID, state, detail),
             restarts=lambda cause: self.recorder.restart(ENGINE_ID, cause),

@@ -71,6 +71,20 @@ def test_an_empty_page_says_what_is_not_there() -> None:
     assert "waits for nothing" in text
 
 
+def test_waits_alike_are_one_line_with_the_oldest_and_the_first_deadline() -> None:
+    now = PAGE.written_s
+    waits = [
+        OpenWait(what="answer", whom="engine-0", since_s=now - age_s, deadline_s=now + left_s)
+        for age_s, left_s in ((1, 9), (7, 300), (2, 8))
+    ]
+    waits += [OpenWait(what="step", whom=f"environment e{i}", since_s=now - i, deadline_s=now + 20) for i in range(2)]
+    text = shown(RunStatus("a", Liveness.LIVE, 1.0, PAGE.model_copy(update={"waits": waits}), ""))
+    (answers,) = [line for line in text.splitlines() if "answer" in line]
+    assert "engine-0 and 2 more" in answers
+    (steps,) = [line for line in text.splitlines() if "step " in line]
+    assert "environment e1 and 1 more" in steps
+
+
 def test_failed_writes_are_told() -> None:
     page = PAGE.model_copy(update={"write_failures": 3})
     assert "3 status writes failed" in shown(RunStatus("a", Liveness.LIVE, 1.0, page, ""))
