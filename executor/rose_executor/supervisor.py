@@ -140,7 +140,7 @@ class EngineSupervisor:
     async def run(self, source: WeightsSource) -> None:
         """Keep the engine alive until `stop`.
 
-        Raises ConfigError or ClusterError if it cannot be started as it is configured, EngineError if it died too often.
+        Raises ConfigError or ClusterError if it cannot be started as configured, EngineError if it died too often.
         """
         self._source = source
         await self._driver.send(Wanted())
