@@ -6,6 +6,7 @@ development routes, which could do some of this without any authorisation, stay 
 Invariants
 - The socket is readable and writable by its owner alone from the moment it exists.
 - The engine's weight version is named before the first request can arrive.
+- When the engine core is lost, so is this process.
 - Staging and committing exclude one another; a commit is refused unless exactly that version is staged.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from argparse import Namespace
 from collections.abc import Awaitable
 from pathlib import Path
@@ -30,6 +32,7 @@ T = TypeVar("T")
 
 FAILURE_KEY = "rose-failure-bin"
 _STAGE_POLL_S = 0.005
+_CORE_POLL_S = 0.05
 
 
 class ControlServicer(EngineControlServicer):  # type: ignore[misc]
@@ -131,6 +134,16 @@ def bind(server: grpc.aio.Server, path: Path) -> None:
         os.umask(old)
 
 
+async def end_with_core(engine_client: Any) -> None:
+    """End this process as soon as the engine core is lost.
+
+    vLLM itself looks every five seconds, and until then answers every new request with an error.
+    """
+    while not engine_client.errored:
+        await asyncio.sleep(_CORE_POLL_S)
+    signal.raise_signal(signal.SIGTERM)
+
+
 class ControlPlugin:
     """vLLM's `EndpointPlugin` protocol."""
 
@@ -139,6 +152,7 @@ class ControlPlugin:
 
     def __init__(self) -> None:
         self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     def attach_router(self, app: Any) -> None:
         """No routes: what controls an engine is not reachable over its HTTP port."""
@@ -149,3 +163,4 @@ class ControlPlugin:
             import vllm
 
             self._server = await serve(env, engine_client.engine_core, vllm.__version__)
+            self._watch = asyncio.create_task(end_with_core(engine_client), name="engine core watch")

@@ -21,7 +21,7 @@ from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
 from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.launcher import Child, Command, Launcher, log_tail
+from rose_executor.launcher import Child, Command, Launcher, log_cause, log_tail
 from rose_executor.token_page import PageReader
 
 _POLL_S = 0.02
@@ -149,9 +149,10 @@ class EngineProcess:
         try:
             await asyncio.wait({death, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
+                cause = log_cause(self.settings.log_path)
                 raise EngineError(
-                    f"{self.settings.engine_id} ended with code {death.result()} while starting; "
-                    f"last lines of its log:\n{log_tail(self.settings.log_path)}",
+                    f"{self.settings.engine_id} ended with code {death.result()} while starting"
+                    f"{': ' if cause else ''}{cause}; last lines of its log:\n{log_tail(self.settings.log_path)}",
                     to_do=f"see {self.settings.log_path}",
                 )
             ready.result()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ from typing import Protocol
 
 from rose.errors import ClusterError
 from rose_executor.engine_env import IMPORT_ENV
+
+_CORE_ERROR = re.compile(r"^\(EngineCore\b[^)]*\) ERROR \S+ \S+ \[[^\]]*\] (\w+(?:Error|Exception): .*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +76,17 @@ def log_tail(path: Path, lines: int = 12) -> str:
     try:
         with path.open("rb") as log:
             log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - 16_384))
+            log.seek(max(0, log.tell() - 65_536))
             text = log.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
     return "\n".join(text.splitlines()[-lines:])
+
+
+def log_cause(path: Path) -> str:
+    """What a log gives as the last error of the engine core, which vLLM's own last lines only point to."""
+    causes = _CORE_ERROR.findall(log_tail(path, lines=1_000))
+    return str(causes[-1]) if causes else ""
 
 
 class SpawnedChild:

@@ -151,11 +151,10 @@ class TokenRoute:
                         on_tokens(arrived)
             return _complete(received)
         except (_Malformed, aiohttp.ClientError, OSError, TimeoutError) as error:
-            partial = self._partial(request_id, received)
+            why = str(error) if isinstance(error, _Malformed) else f"{type(error).__name__}: {error}"
             raise EngineLost(
-                f"{self.engine_id} was lost after {len(received.output_ids)} tokens of {request_id}: "
-                f"{type(error).__name__}: {error}",
-                partial,
+                f"{self.engine_id} was lost after {len(received.output_ids)} tokens of {request_id}: {why}",
+                self._partial(request_id, received),
             ) from error
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:

@@ -98,8 +98,7 @@ class WarmServer:
             if "fork" in message:
                 self._send({"id": message["id"], **self._fork(message["fork"])})
             elif message["signal"] in self._children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(message["signal"], message["signum"])
+                signal_group(message["signal"], message["signum"])
         return bool(data)
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -118,9 +117,6 @@ class WarmServer:
         if pid == 0:
             self._become_child(parent, command, log)
         os.close(log)
-        with contextlib.suppress(PermissionError):
-            # The child does it too: whoever is first, a signal to the group is right from here on.
-            os.setpgid(pid, pid)
         pidfd = os.pidfd_open(pid)
         self._children[pid] = pidfd
         self._selector.register(pidfd, selectors.EVENT_READ, pid)
@@ -129,8 +125,7 @@ class WarmServer:
     def _become_child(self, parent: int, command: dict[str, Any], log: int) -> None:
         code = 1
         try:
-            with contextlib.suppress(PermissionError):
-                os.setsid()
+            os.setsid()
             self._selector.close()
             self._owner.close()
             for pidfd in self._children.values():
@@ -160,10 +155,18 @@ class WarmServer:
             end_group(pid)
 
 
+def signal_group(leader: int, signum: int) -> None:
+    """Signal a child that is not reaped yet, and its whole group."""
+    try:
+        os.killpg(leader, signum)
+    except ProcessLookupError:
+        # Just forked: it has not become the leader of a group of its own yet.
+        os.kill(leader, signum)
+
+
 def end_group(leader: int) -> int:
     """Kill and reap a whole process group of ours; return its leader's exit code (as `Child.exit_code`)."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(leader, signal.SIGKILL)
+    signal_group(leader, signal.SIGKILL)
     _, status = os.waitpid(leader, 0)
     # The leader's own children were handed to this process when it ended, before it could be reaped.
     with contextlib.suppress(ChildProcessError):

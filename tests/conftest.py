@@ -1,0 +1,145 @@
+"""What every room's tests share: a throw-away model, one warm process and one live engine for the whole run.
+
+With xdist's `--dist loadgroup` every test marked `engine` lands on one worker and shares that engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+# Read by torch when it is first imported; two cores are shared by many tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("engine"):
+            item.add_marker(pytest.mark.xdist_group("engine"))
+
+
+VOCABULARY = 96
+
+
+def build_tiny_model(folder: Path, seed: int = 0) -> Path:
+    """A random Qwen3 of 2 layers with a tied head and a byte-level tokenizer, as a model folder."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[: VOCABULARY - 2]
+    tokenizer = Tokenizer(models.BPE({"<pad>": 0, "<end>": 1, **{c: i + 2 for i, c in enumerate(letters)}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<end>").save_pretrained(folder)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=1,
+        pad_token_id=0,
+        # Large enough that a change of weights is a change of behaviour.
+        initializer_range=0.2,
+    )
+    torch.manual_seed(seed)
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder; tests must not write into it."""
+    return build_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+class EngineRig:
+    """One event loop, one warm process and one live engine on the tiny model, for a whole test run.
+
+    `run` drives a coroutine to its end. `refresh` brings the shared engine back to version 0 after a test
+    that changed its weights or killed it.
+    """
+
+    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path) -> None:
+        from rose.waits import WaitBoard
+
+        self._runner = runner
+        self.folder = folder
+        self.model = model
+        self.waits = WaitBoard()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    async def open(self) -> None:
+        from rose_executor.token_route import open_session
+        from rose_executor.warm_process import WarmProcess
+
+        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log")
+        self.session = open_session()
+        self.engine = self.new_engine("engine-0")
+        await self.engine.start(0)
+
+    async def close(self) -> None:
+        await self.session.close()
+        await self.engine.stop()
+        await self.warm.close()
+
+    def new_engine(self, engine_id: str, **changes: Any) -> Any:
+        """Another engine with the rig's settings, not started."""
+        from rose_executor.engine_process import EngineProcess
+        from rose_executor.engine_settings import EngineSettings
+
+        settings: dict[str, Any] = {
+            "engine_id": engine_id,
+            "model_dir": self.model,
+            "runtime_dir": self.folder,
+            "log_path": self.folder / f"{engine_id}.log",
+            "max_model_len": 512,
+            "max_num_seqs": 16,
+            "kv_cache_bytes": 16 * 2**20,
+            "stream_interval": 4,
+        }
+        return EngineProcess(EngineSettings(**{**settings, **changes}), self.warm, self.waits)
+
+    def route(self, **changes: Any) -> Any:
+        """A token route to the shared engine's live incarnation."""
+        from rose_executor.token_route import TokenRoute
+
+        options = {"engine_id": "engine-0", "waits": self.waits, "page": self.engine.page, **changes}
+        return TokenRoute(self.engine.base_url, self.session, **options)
+
+    async def refresh(self) -> None:
+        await self.engine.stop()
+        await self.engine.start(0)
+
+
+@pytest.fixture(scope="session")
+def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[EngineRig]:
+    """The shared engine; a test that uses it is marked `engine`."""
+    # Short, because it holds unix sockets.
+    folder = tmp_path_factory.mktemp("rig")
+    with asyncio.Runner() as runner:
+        shared = EngineRig(runner, folder, tiny_model)
+        shared.run(shared.open())
+        yield shared
+        shared.run(shared.close())
+
+
+@pytest.fixture
+def fresh_rig(rig: EngineRig) -> Iterator[EngineRig]:
+    """The shared engine for a test that spoils it: put back to version 0 afterwards."""
+    yield rig
+    rig.run(rig.refresh())

@@ -1,0 +1,134 @@
+"""The commit, step by step, on a core that records what was done to it: all or nothing, or poisoned."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from rose_executor.core_methods import rose_commit, rose_describe, rose_loaded, rose_resume
+
+
+class Page:
+    version = 1
+
+
+class Scheduler:
+    token_page = Page()
+
+
+class Core:
+    """As much of vLLM's engine core as the methods touch. `fails` names the step that raises."""
+
+    def __init__(self, *, staged: int = 2, paused: bool = False, in_flight: bool = False, fails: str = "") -> None:
+        self.scheduler = Scheduler()
+        self.scheduler.token_page = Page()
+        self.paused = paused
+        self.weight_version = "1"
+        self.done: list[str] = []
+        self.idle: Future[None] | None = Future() if in_flight else None
+        self._staged = staged
+        self._fails = fails
+
+    def _did(self, what: str) -> None:
+        self.done.append(what)
+        if what == self._fails:
+            raise OSError(f"{what} broke")
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        if method == "rose_staged":
+            return [{"version": self._staged, "bytes": 8, "verify_ms": 1.0, "error": ""}]
+        assert self.paused or method == "rose_loaded"
+        self._did(method)
+        return [None]
+
+    def pause_scheduler(self, mode: str, clear_cache: bool) -> Future[None] | None:
+        assert (mode, clear_cache) == ("keep", False)
+        self.paused = True
+        return self.idle
+
+    def is_scheduler_paused(self) -> bool:
+        return self.paused
+
+    def resume_scheduler(self) -> None:
+        self._did("resume")
+        self.paused = False
+
+    def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
+        assert reset_running_requests
+        self._did("reset")
+        return self._fails != "reset refused"
+
+    def set_weight_version(self, version: str) -> None:
+        self._did(f"version {version}")
+        self.weight_version = version
+
+
+WHOLE = ["rose_apply", "reset", "version 2", "resume"]
+
+
+def test_the_version_changes_after_weights_and_cache_and_before_any_step() -> None:
+    core = Core()
+    timings = rose_commit(core, 2)
+    assert core.done == WHOLE
+    assert (core.weight_version, core.scheduler.token_page.version, core.paused) == ("2", 2, False)
+    assert timings["pause_ms"] >= timings["load_ms"] >= 0
+    assert rose_describe(core) == {"paused": False, "poisoned": "", "version": 2}
+
+
+def test_a_step_in_flight_is_awaited() -> None:
+    core = Core(in_flight=True)
+    result = rose_commit(core, 2)
+    assert (core.done, core.paused) == ([], True)
+    assert core.idle is not None
+    core.idle.set_result(None)
+    assert core.done == WHOLE
+    assert result.result(timeout=0)["drain_ms"] >= 0
+
+
+def test_an_engine_that_was_paused_stays_paused() -> None:
+    core = Core(paused=True)
+    rose_commit(core, 2)
+    assert core.done == WHOLE[:-1]
+    assert core.paused
+
+
+def test_a_version_that_is_not_staged_changes_nothing() -> None:
+    core = Core(staged=3)
+    with pytest.raises(RuntimeError, match="version 2 is not staged"):
+        rose_commit(core, 2)
+    assert core.done == []
+    assert not core.paused
+
+
+def commit_to_the_end(core: Core) -> Any:
+    result = rose_commit(core, 2)
+    if core.idle is not None:
+        core.idle.set_result(None)
+        return result.result(timeout=0)
+    return result
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize("step", ["rose_apply", "reset", "reset refused", "version 2"])
+def test_a_failure_half_way_poisons_the_engine(step: str, in_flight: bool) -> None:
+    core = Core(fails=step, in_flight=in_flight)
+    with pytest.raises((OSError, RuntimeError)):
+        commit_to_the_end(core)
+    assert core.paused
+    assert "resume" not in core.done
+    assert (core.weight_version, core.scheduler.token_page.version) == ("1", 1)
+    assert "version 2 failed half-way" in rose_describe(core)["poisoned"]
+    with pytest.raises(RuntimeError, match="poisoned"):
+        rose_resume(core)
+    with pytest.raises(RuntimeError, match="poisoned"):
+        rose_commit(core, 2)
+    assert core.paused
+
+
+def test_the_version_loaded_at_start_is_named_everywhere() -> None:
+    core = Core()
+    rose_loaded(core, 5)
+    assert core.done == ["rose_loaded", "version 5"]
+    assert (core.weight_version, core.scheduler.token_page.version) == ("5", 5)

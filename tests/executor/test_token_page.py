@@ -1,0 +1,187 @@
+"""The token page: counts as a dictionary would, at every instant, whatever kills the writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import EngineError
+from rose_executor.token_page import PageReader, PageWriter, RequestCount
+
+INCARNATION = "f00d" * 4
+
+
+def page(folder: Path, slots: int = 4, version: int = 0) -> tuple[PageWriter, PageReader]:
+    path = folder / "engine-0.page"
+    writer = PageWriter(path, incarnation=INCARNATION, slots=slots, version=version)
+    return writer, PageReader(path)
+
+
+def test_counts_a_request_and_names_its_versions(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path, version=7)
+    writer.add("a", 3)
+    writer.version = 8
+    writer.add("a", 2)
+    assert reader.request("a") == RequestCount(5, 7, 8, finished=False)
+    writer.finish("a")
+    assert reader.request("a") == RequestCount(5, 7, 8, finished=True)
+    assert reader.total() == 5
+    assert reader.request("b") is None
+    assert (reader.incarnation, reader.pid, reader.version) == (INCARNATION, os.getpid(), 8)
+
+
+def test_a_request_that_ended_without_a_token_is_known_as_such(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path)
+    writer.finish("a")
+    assert reader.request("a") == RequestCount(0, None, None, finished=True)
+    assert reader.total() == 0
+
+
+def test_steps_are_a_heartbeat(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path)
+    assert (reader.steps, reader.stepped_at_s) == (0, 0)
+    writer.stepped()
+    assert reader.steps == 1
+    assert reader.stepped_at_s > 0
+
+
+def test_finished_slots_are_reused_oldest_first_and_running_ones_never(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path, slots=3)
+    for name in ("running", "first", "second"):
+        writer.add(name, 10)
+    writer.finish("first")
+    writer.finish("second")
+    writer.add("third", 1)
+    assert reader.request("first") is None
+    assert reader.request("second") == RequestCount(10, 0, 0, finished=True)
+    writer.add("fourth", 1)
+    assert reader.request("second") is None
+    assert reader.total() == 32
+    with pytest.raises(EngineError, match="all 3 slots"):
+        writer.add("fifth", 1)
+    assert reader.request("running") == RequestCount(10, 0, 0, finished=False)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 5), st.booleans(), st.integers(0, 3)), max_size=60)
+)
+def test_agrees_with_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, bool, int]]
+) -> None:
+    writer, reader = page(tmp_path_factory.mktemp("page"), slots=8)
+    total, running = 0, {}
+    for name, tokens, finish, version in steps:
+        writer.version = version
+        writer.add(name, tokens)
+        first, _, before = running.get(name, (version, version, 0))
+        running[name] = (first if before else version, version, before + tokens)
+        total += tokens
+        if finish:
+            writer.finish(name)
+            del running[name]
+        for held, (first, last, count) in running.items():
+            assert reader.request(held) == RequestCount(
+                count, first if count else None, last if count else None, finished=False
+            )
+        assert reader.total() == total
+    writer.close()
+    reader.close()
+
+
+def test_a_half_written_state_is_never_read(tmp_path: Path) -> None:
+    """The writer dies after any number of words of a bank, before the commit."""
+    path = tmp_path / "engine-0.page"
+    writer = PageWriter(path, incarnation=INCARNATION, slots=2)
+    writer.add("a", 5)
+    before = path.read_bytes()
+    writer.add("a", 1)
+    after = path.read_bytes()
+    differing = [at for at in range(0, len(before), 8) if before[at : at + 8] != after[at : at + 8]]
+    commit = differing[0]
+    torn = bytearray(before)
+    for at in differing[1:]:
+        torn[at : at + 8] = after[at : at + 8]
+        path.write_bytes(torn)
+        reader = PageReader(path)
+        assert reader.request("a") == RequestCount(5, 0, 0, finished=False)
+        assert reader.total() == 5
+    torn[commit : commit + 8] = after[commit : commit + 8]
+    path.write_bytes(torn)
+    assert PageReader(path).total() == 6
+
+
+def test_readers_see_whole_states_beside_a_writer_and_after_its_kill(tmp_path: Path) -> None:
+    """Each add makes tokens and last version equal; a reader that mixed two states would see them differ."""
+    path = tmp_path / "engine-0.page"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _write_forever(path)
+        finally:
+            os._exit(1)
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+    reader = PageReader(path)
+    seen = 0
+    for _ in range(3_000):
+        count = reader.request("a")
+        if count is not None and count.tokens:
+            assert count.tokens == count.last_version
+            seen = max(seen, count.tokens)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    last = reader.request("a")
+    assert last is not None
+    assert last.tokens == last.last_version >= seen > 0
+    assert reader.total() == last.tokens
+    assert reader.pid == pid
+
+
+def _write_forever(path: Path) -> None:
+    writer = PageWriter(path, incarnation=INCARNATION, slots=1)
+    version = 0
+    while True:
+        version += 1
+        writer.version = version
+        writer.add("a", 1)
+
+
+def test_stays_readable_after_the_file_is_gone(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path)
+    writer.add("a", 2)
+    other = PageReader(reader.path)
+    reader.discard()
+    assert not other.path.exists()
+    assert other.total() == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "has 0 bytes"),
+        (b"ROSEPAGE", "has 8 bytes"),
+        (b"x" * 4096, "magic"),
+        (b"ROSEPAGE" + (99).to_bytes(8, "little") + bytes(4096), "layout 99"),
+        (b"ROSEPAGE" + (1).to_bytes(8, "little") + (40).to_bytes(8, "little") + bytes(1024), "40 slots"),
+        (b"ROSEPAGE" + (1).to_bytes(8, "little") + bytes(112), "0 slots"),
+    ],
+)
+def test_refuses_what_is_not_a_page(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "engine-0.page"
+    path.write_bytes(content)
+    with pytest.raises(EngineError, match=why):
+        PageReader(path)
+
+
+def test_a_missing_page_and_an_unwritable_place_say_so(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="not a readable token page"):
+        PageReader(tmp_path / "none.page")
+    with pytest.raises(EngineError, match="cannot create the token page"):
+        PageWriter(tmp_path / "no" / "engine-0.page", incarnation=INCARNATION, slots=1)
