@@ -2,7 +2,7 @@
 
 Invariants
 - A task that was started comes back as exactly one trajectory, whatever its environment or engine did; failures are
-  outcomes with a cause. Only cancellation passes through.
+  outcomes with a cause. Only cancellation and an engine that does not come back at all pass through.
 - A context is only ever appended to. Where the rendered prefix does not extend it, a new segment begins and says so.
 - Trajectories that cannot be trained are settled here; the others stay in flight until the update decides.
 """
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rose.env.chat import ChatRenderer, Conversation, Delta, Message
-from rose.env.host import EnvironmentHost
+from rose.env.host import EnvironmentHost, Episode
 from rose.errors import EngineError, EnvironmentFailed
 from rose.ledger import Account
 from rose.logs import bound, logger
@@ -104,6 +104,21 @@ class Rollout:
             running = [group.create_task(self._one(task)) for task in tasks]
         return [each.result() for each in running]
 
+    async def first_prompt(self, seed: int, episode_id: str) -> tuple[int, ...]:
+        """What the model would be asked first in a task, which is not played.
+
+        Raises EnvironmentFailed if the environment fails, or says more than the context holds.
+        """
+        episode = await self._host.open(seed, episode_id)
+        draft = _Draft()
+        try:
+            self._extend(draft, self._open(episode)[1])
+        except _ContextFull as full:
+            raise EnvironmentFailed(f"environment {episode_id}: {full}") from full
+        finally:
+            await episode.close()
+        return tuple(draft.context)
+
     def take_messages(self, trajectory_id: str) -> tuple[Message, ...]:
         """The messages of a task that asked to keep them, once; empty if it never began."""
         conversation = self._messages.pop(trajectory_id, None)
@@ -134,8 +149,7 @@ class Rollout:
     async def _play(self, task: Task, draft: _Draft) -> None:
         episode = await self._host.open(task.seed, task.trajectory_id)
         try:
-            self._check_length(episode.first_observation)
-            conversation, delta = self._renderer.open(episode.system_prompt, episode.first_observation)
+            conversation, delta = self._open(episode)
             if task.keep_messages:
                 self._messages[task.trajectory_id] = conversation
             for index in range(self._turns_max):
@@ -145,7 +159,7 @@ class Rollout:
                 draft.reward += result.reward
                 draft.success = draft.success or result.success
                 draft.malformed_actions += result.malformed
-                if result.over:
+                if result.over or index + 1 == self._turns_max:
                     return
                 self._check_length(result.observation)
                 delta = conversation.observe(result.observation)
@@ -154,10 +168,15 @@ class Rollout:
         finally:
             await episode.close()
 
-    def _check_length(self, observation: str) -> None:
-        # Before encoding: a gigabyte of text must not hold up every other trajectory.
-        if len(observation) > _CHARACTERS_PER_TOKEN_MAX * self._context_tokens_max:
-            raise _ContextFull(f"an observation of {len(observation)} characters, more than any context holds")
+    def _open(self, episode: Episode) -> tuple[Conversation, Delta]:
+        self._check_length(episode.system_prompt)
+        self._check_length(episode.first_observation)
+        return self._renderer.open(episode.system_prompt, episode.first_observation)
+
+    def _check_length(self, text: str) -> None:
+        # Before encoding: a megabyte of text must not hold up every other trajectory.
+        if len(text) > _CHARACTERS_PER_TOKEN_MAX * self._context_tokens_max:
+            raise _ContextFull(f"the environment said {len(text)} characters, more than any context holds")
 
     def _extend(self, draft: _Draft, delta: Delta) -> None:
         context = list(delta.ids) if delta.starts_segment else [*draft.context, *delta.ids]

@@ -1,7 +1,7 @@
 """Samples one turn, whatever happens to the engine meanwhile.
 
 Invariants
-- Tokens that arrived are kept: after a lost engine the turn goes on behind them, on the engine's successor.
+- Tokens that arrived are kept: after a lost engine, or one that cut its answer off, the turn goes on behind them.
 - Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, read from
   its token page, so tokens that never arrived are *unreceived* and not forgotten.
 - Every attempt has a deadline; attempts are bounded.
@@ -79,18 +79,18 @@ class TurnSampler:
                 part = await self._request(engine, request_id, token_ids, turn)
             except EngineLost as lost:
                 part = await self._partial(engine, request_id, lost)
-                turn.extend(engine.engine_id, request_id, part)
                 log.warning("turn resumes", request_id=request_id, kept_tokens=len(part.output_ids), why=lost.what)
-                if self._complete(turn):
-                    return turn
-                continue
             except EngineError:
-                self._books.end_request(request_id, 0, await engine.final_request_tokens(request_id))
+                # A request that was refused is not on the page, and waiting would not bring it there.
+                began = engine.request_tokens(request_id) > 0
+                self._books.end_request(request_id, 0, await engine.final_request_tokens(request_id) if began else 0)
                 raise
-            self._books.end_request(request_id, len(part.output_ids))
+            else:
+                self._books.end_request(request_id, len(part.output_ids))
             turn.extend(engine.engine_id, request_id, part)
-            turn.finish = part.finish
-            return turn
+            turn.finish = self._finish(turn, part.finish)
+            if turn.finish is not Finish.ABORT:
+                return turn
         raise EngineError(
             f"turn {turn_index} of {trajectory_id} was lost {self.settings.attempts_max} times",
             expected="one of the attempts to finish",
@@ -120,10 +120,10 @@ class TurnSampler:
             ) from lost
         return RouteOutput(partial.output_ids, partial.logprobs, partial.versions, Finish.ABORT, ())
 
-    def _complete(self, turn: SampledTurn) -> bool:
-        """Whether a lost stream had already delivered its last token."""
+    def _finish(self, turn: SampledTurn, reported: Finish) -> Finish:
+        """How the turn ended; ABORT if it has to go on, which a broken stream cannot know that it need not."""
+        if reported is not Finish.ABORT:
+            return reported
         if turn.output_ids and turn.output_ids[-1] in self.settings.stop_token_ids:
-            turn.finish = Finish.STOP
-        elif len(turn.output_ids) >= self.settings.max_new_tokens:
-            turn.finish = Finish.LENGTH
-        return turn.finish is not Finish.ABORT
+            return Finish.STOP
+        return Finish.LENGTH if len(turn.output_ids) >= self.settings.max_new_tokens else Finish.ABORT

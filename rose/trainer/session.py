@@ -21,7 +21,8 @@ from rose.config import Job
 from rose.env.chat import ChatRenderer
 from rose.env.contract import load_environment
 from rose.env.host import EnvironmentHost, HostSettings
-from rose.errors import RoseError
+from rose.errors import EnvironmentFailed, RoseError
+from rose.logs import logger
 from rose.machine import look
 from rose.trainer.books import Books
 from rose.trainer.evaluation import Evaluator
@@ -42,6 +43,8 @@ from rose_executor.launcher import Launcher, SpawnLauncher
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
 from rose_executor.warm_process import WarmProcess
+
+log = logger("session")
 
 ENGINE_ID = "engine-0"
 PROBE_TASKS = 8
@@ -149,8 +152,7 @@ class Session:
         policy: Policy,
         renderer: ChatRenderer,
     ) -> None:
-        host = self._host()
-        rollout = self._rollout(supervisor, host, renderer)
+        rollout = self._rollout(supervisor, self._host(), renderer)
         optimizer = OptimizerSettings(self.job.train.learning_rate, warm_up_updates=self.job.train.warmup_steps)
 
         async def score_fresh(version: Path, prefixes: list[list[int]]) -> ProbeScores:
@@ -166,7 +168,7 @@ class Session:
             )
 
         parity = ParityCheck(
-            probe_prefixes(await self._probe_prompts(host, renderer)),
+            probe_prefixes(await self._probe_prompts(rollout)),
             self.job.weights.parity_tolerance,
             supervisor,
             publisher,
@@ -212,13 +214,16 @@ class Session:
             concurrency=self.job.engine.max_num_seqs,
         )
 
-    async def _probe_prompts(self, host: EnvironmentHost, renderer: ChatRenderer) -> list[tuple[int, ...]]:
-        """First prompts of a few held-out tasks."""
+    async def _probe_prompts(self, rollout: Rollout) -> list[tuple[int, ...]]:
+        """First prompts of a few held-out tasks, without those whose environment fails; raises if all of them do."""
         prompts = []
         for index in range(PROBE_TASKS):
-            episode = await host.open(self.job.evaluation.first_seed + index, f"probe-{index}")
-            prompts.append(renderer.open(episode.system_prompt, episode.first_observation)[1].ids)
-            await episode.close()
+            try:
+                prompts.append(await rollout.first_prompt(self.job.evaluation.first_seed + index, f"probe-{index}"))
+            except EnvironmentFailed as error:
+                log.warning("a task cannot be probed", why=str(error))
+                if index == PROBE_TASKS - 1 and not prompts:
+                    raise
         return prompts
 
 

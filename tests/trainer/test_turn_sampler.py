@@ -1,0 +1,122 @@
+"""A turn survives its engine: what arrived is kept, what was made is booked, and no engine is asked for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from stand_ins import END, Answer, Lost, Refused, Script, ScriptedSupervisor, in_turn
+
+from rose.errors import EngineError
+from rose.ledger import Account
+from rose.records import Finish, RequestPart, VersionSpan
+from rose.trainer.books import Books
+from rose.trainer.sampler import SampledTurn, SamplingSettings, TurnSampler
+
+PROMPT = [10, 11]
+
+
+class Bench:
+    """One trajectory on scripted engines."""
+
+    def __init__(self, books: Books, script: Script, attempts_max: int = 3, max_new_tokens: int = 6) -> None:
+        self.books = books
+        self.supervisor = ScriptedSupervisor(script, books.watch)
+        settings = SamplingSettings(1.0, max_new_tokens, (END,), attempts_max)
+        self._sampler = TurnSampler(self.supervisor, books, settings)  # type: ignore[arg-type]
+        books.open_trajectory("t")
+
+    def sample(self) -> SampledTurn:
+        return asyncio.run(self._sampler.sample("t", 0, list(PROMPT)))
+
+    def account(self, account: Account) -> int:
+        """Tokens in an account once the trajectory is trained."""
+        self.books.settle("t", Account.TRAINED)
+        self.books.read_pages()
+        assert self.books.ledger.balanced(), self.books.ledger.violations()
+        return self.books.ledger.accounts()[account]
+
+
+def test_an_answer_is_passed_on_as_it_was_sampled(books: Books) -> None:
+    bench = Bench(books, in_turn(Answer((5, 6, END), version=4)))
+    turn = bench.sample()
+    assert turn.output_ids == [5, 6, END]
+    assert turn.logprobs == [-0.5] * 3
+    assert turn.versions == [VersionSpan(4, 0, 3)]
+    assert turn.requests == [RequestPart("engine-0", "t.0.0", 3)]
+    assert turn.finish is Finish.STOP
+    assert bench.account(Account.TRAINED) == 3
+
+
+def test_a_lost_turn_goes_on_behind_its_tokens(books: Books) -> None:
+    bench = Bench(books, in_turn(Lost((5, 6), generated=4), Answer((7, END))))
+    turn = bench.sample()
+    assert turn.output_ids == [5, 6, 7, END]
+    assert [part.tokens for part in turn.requests] == [2, 2]
+    first, second = bench.supervisor.asked
+    assert (first.token_ids, first.max_tokens) == ((10, 11), 6)
+    assert (second.token_ids, second.max_tokens) == ((10, 11, 5, 6), 4)
+    assert first.incarnation != second.incarnation
+    assert first.request_id != second.request_id
+    assert bench.account(Account.UNRECEIVED) == 2
+
+
+def test_spans_of_one_version_merge_and_of_two_do_not(books: Books) -> None:
+    bench = Bench(books, in_turn(Lost((5,), 1, 3), Lost((6,), 1, 3), Answer((7, END), 4)))
+    assert bench.sample().versions == [VersionSpan(3, 0, 2), VersionSpan(4, 2, 4)]
+
+
+def test_an_engine_lost_before_its_first_token_costs_only_the_attempt(books: Books) -> None:
+    bench = Bench(books, in_turn(Lost((), generated=0), Answer((END,))))
+    turn = bench.sample()
+    assert turn.output_ids == [END]
+    assert turn.versions == [VersionSpan(0, 0, 1)]
+
+
+@pytest.mark.parametrize(("ids", "finish"), [((5, END), Finish.STOP), ((5, 6, 7), Finish.LENGTH)])
+def test_a_turn_that_was_complete_when_its_engine_died_is_not_asked_for_again(
+    books: Books, ids: tuple[int, ...], finish: Finish
+) -> None:
+    bench = Bench(books, in_turn(Lost(ids, len(ids))), max_new_tokens=3)
+    turn = bench.sample()
+    assert (turn.output_ids, turn.finish) == (list(ids), finish)
+
+
+def test_an_answer_that_the_engine_cut_off_goes_on_like_a_lost_one(books: Books) -> None:
+    # An engine that shuts down ends its streams in order, with what it has.
+    bench = Bench(books, in_turn(Answer((5, 6), finish=Finish.ABORT), Answer((7, END))))
+    turn = bench.sample()
+    assert (turn.output_ids, turn.finish) == ([5, 6, 7, END], Finish.STOP)
+    assert bench.supervisor.asked[1].token_ids == (10, 11, 5, 6)
+    assert bench.account(Account.TRAINED) == 4
+
+
+def test_attempts_are_bounded_and_every_one_is_booked(books: Books) -> None:
+    bench = Bench(books, lambda asked: Lost((5,), generated=2), attempts_max=3)
+    with pytest.raises(EngineError, match="lost 3 times"):
+        bench.sample()
+    assert len(bench.supervisor.asked) == 3
+    assert bench.account(Account.UNRECEIVED) == 3
+
+
+def test_tokens_that_no_version_can_be_given_end_the_turn_but_are_counted(books: Books) -> None:
+    bench = Bench(books, in_turn(Lost((5, 6), generated=3, version=None)))
+    with pytest.raises(EngineError, match="cannot be stamped"):
+        bench.sample()
+    assert bench.account(Account.UNRECEIVED) == 1
+    assert books.ledger.accounts()[Account.TRAINED] == 2
+
+
+def test_a_refused_request_is_not_repeated_and_waits_for_no_count(books: Books) -> None:
+    bench = Bench(books, in_turn(Refused()))
+    with pytest.raises(EngineError, match="refused"):
+        bench.sample()
+    assert len(bench.supervisor.asked) == 1
+    assert bench.account(Account.UNRECEIVED) == 0
+
+
+def test_a_refusal_after_a_loss_keeps_the_count_of_both(books: Books) -> None:
+    bench = Bench(books, in_turn(Lost((5,), generated=4), Refused()))
+    with pytest.raises(EngineError, match="refused"):
+        bench.sample()
+    assert bench.account(Account.UNRECEIVED) == 3
