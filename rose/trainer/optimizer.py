@@ -1,7 +1,10 @@
-"""AdamW whose learning rate warms up over the first updates.
+"""AdamW that keeps a small policy's action format: a warm-up, and an epsilon as large as a typical gradient.
 
-Without a warm-up, the first steps on Adam's unsettled moments can wreck the action format of a small policy in
-two updates, and it does not come back.
+Adam moves every parameter by about the learning rate, however small its gradient. A policy that is sure of its
+format has almost no gradient there, only noise, and at a rate that learns the task in minutes those moves add up:
+with the usual epsilon of 1e-8 and the demo's settings, two seeds of four lost the format for some updates (up to
+71 % malformed actions at the fifth or sixth). With 1e-4 small gradients make small moves; the same seeds stayed
+under 5 % and learned the task as fast.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from torch.nn import Parameter
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSettings:
-    """Rate after the warm-up, and the number of updates (not minibatches) over which it rises linearly."""
+    """Rate after the warm-up, the number of updates (not minibatches) over which it rises linearly, and Adam's own."""
 
     learning_rate: float = 2e-4
     warm_up_updates: int = 5
     betas: tuple[float, float] = (0.9, 0.95)
+    epsilon: float = 1e-4
     weight_decay: float = 0.0
 
 
@@ -31,7 +35,11 @@ class WarmUpAdamW:
         self._settings = settings
         self._updates = 0
         self._adam = torch.optim.AdamW(
-            parameters, lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
+            parameters,
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.epsilon,
+            weight_decay=settings.weight_decay,
         )
 
     @property

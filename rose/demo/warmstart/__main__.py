@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from rose.demo.warmstart.lessons import Phase, teach, to_lesson
+from rose.demo.warmstart.lessons import FEATURES, FORMAT, teach, to_lesson
 from rose.demo.warmstart.model import build_model, build_tokenizer
 from rose.demo.warmstart.sampler import play_episodes
 from rose.demo.warmstart.transcripts import Teacher, Transcript, play
@@ -20,8 +20,6 @@ from rose.records import Trajectory
 from rose.trainer.policy import Policy, rounded_bf16
 
 ROWS = 16
-FEATURES = Phase("features", adam_rate=3e-3, warm_up_steps=20, muon_rate=5e-3)
-FORMAT = Phase("format", adam_rate=5e-4, warm_up_steps=5)
 FEATURE_STEPS, FORMAT_STEPS = 400, 60
 GOOD, WEAK = Teacher(skill=0.85), Teacher(skill=0.15)
 TOKENIZER_TRANSCRIPTS = 600

@@ -46,6 +46,10 @@ class Phase:
         return min(1.0, (step + 1) / self.warm_up_steps) * decay
 
 
+FEATURES = Phase("features", adam_rate=3e-3, warm_up_steps=20, muon_rate=5e-3)
+FORMAT = Phase("format", adam_rate=5e-4, warm_up_steps=5)
+
+
 def to_lesson(transcript: Transcript, renderer: ChatRenderer) -> Lesson:
     """Tokens exactly as a rollout would see them, up to and including the last observation."""
     conversation, delta = renderer.open(transcript.system_prompt, transcript.observations[0])
