@@ -4,7 +4,9 @@ Invariants
 - `ready` returns an incarnation that answered and is not known to be dead, or raises; it never waits without a
   deadline and a name.
 - The source of weights learns of every death before the next start, and of every incarnation before it is handed out.
-- A request's final count is read only when its incarnation has finished it or is dead.
+- A request's final count is read only when its incarnation has finished it or is dead; one that does neither in time
+  (a hung engine) is ended by force.
+- What is reported as a restart is one: a death that is followed by none is not.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -30,7 +33,9 @@ from rose_executor.token_route import TokenRoute
 log = logger("supervisor")
 
 _COUNT_POLL_S = 0.01
-_COUNT_TIMEOUT_S = 10.0
+COUNT_TIMEOUT_S = 10.0
+"""An engine drops a request whose stream was closed within one step; one that has not by then hangs."""
+_KILL_TIMEOUT_S = 15.0
 
 
 class Weights(Protocol):
@@ -66,6 +71,7 @@ class LiveEngine:
     page: PageReader
     dead: asyncio.Event
     waits: WaitBoard
+    kill: Callable[[str], None]
 
     def total_tokens(self) -> int:
         """Tokens generated since this incarnation started."""
@@ -77,13 +83,19 @@ class LiveEngine:
         return count.tokens if count is not None else 0
 
     async def final_request_tokens(self, request_id: str) -> int:
-        """As `request_tokens`, once this incarnation has finished the request or is dead."""
+        """As `request_tokens`, once this incarnation has finished the request or is dead.
+
+        Raises DeadlineExceeded if it neither finishes the request nor can be killed.
+        """
         try:
             await self.waits.within(
-                self._until_final(request_id), "final count", self.engine_id, _COUNT_TIMEOUT_S, boundary="engine"
+                self._until_final(request_id), "final count", self.engine_id, COUNT_TIMEOUT_S, boundary="engine"
             )
-        except DeadlineExceeded:
-            log.error("count is not final", engine_id=self.engine_id, request_id=request_id)
+        except DeadlineExceeded as late:
+            self.kill(late.what)
+            await self.waits.within(
+                self.dead.wait(), "end by force", self.engine_id, _KILL_TIMEOUT_S, boundary="engine"
+            )
         return self.request_tokens(request_id)
 
     async def _until_final(self, request_id: str) -> None:
@@ -97,8 +109,8 @@ class LiveEngine:
 class EngineSupervisor:
     """Starts, watches and restarts `process`. `run` must run for anything else to happen.
 
-    `told` is called with a state and a few words whenever something changes, `restarts` with the cause of each death
-    that leads to a restart, `joins` with each new incarnation before anyone else has it. `turn_timeout_s` bounds
+    `told` is called with a state and a few words whenever something changes, `restarts` at each restart with the cause
+    of the death before it, `joins` with each new incarnation before anyone else has it. `turn_timeout_s` bounds
     one answer, `ready_timeout_s` how long `ready` waits.
     """
 
@@ -128,7 +140,8 @@ class EngineSupervisor:
         self._changed = asyncio.Condition()
         self._source: WeightsSource | None = None
         self._lost: str | None = None
-        self._replaced_because = ""
+        self._killed_because = ""
+        self._death = ""
         self._driver: RealDriver[HealthEvent, Start | Watch | GiveUp] = RealDriver(
             health, self._perform, name="supervisor", waits=waits
         )
@@ -157,9 +170,7 @@ class EngineSupervisor:
 
     async def replace(self, incarnation: str, why: str) -> None:
         """End an incarnation by force if it is still the live one; the next starts from its source's weights."""
-        if self._live is not None and self._live.incarnation == incarnation:
-            self._replaced_because = why
-            self._process.kill()
+        self._kill(incarnation, why)
 
     async def stop(self) -> None:
         """End the engine and stop watching it."""
@@ -169,6 +180,13 @@ class EngineSupervisor:
             self._live.dead.set()
             self._live = None
         self._told("ended", "")
+
+    def _kill(self, incarnation: str, why: str) -> None:
+        current = self._process.alive and self._process.incarnation == incarnation
+        if current and not self._killed_because:
+            log.error("engine is ended by force", engine_id=self.engine_id, why=why)
+            self._killed_because = why
+            self._process.kill()
 
     async def _until_live(self) -> LiveEngine:
         async with self._changed:
@@ -192,11 +210,13 @@ class EngineSupervisor:
         assert self._source is not None
         weights = await self._source.starting(self.engine_id, self._lost)
         self._lost = None
+        if self._death:
+            self._restarts(self._death)
         self._told("starting", f"version {weights.version}")
         try:
             await self._process.start(weights.version, weights.path)
         except (EngineError, DeadlineExceeded) as error:
-            return Died(str(error))
+            return self._died(str(error))
         live = self._new_live()
         self._joins(live)
         await self._source.joined(self.engine_id, live.incarnation, weights.version)
@@ -226,6 +246,7 @@ class EngineSupervisor:
             page=process.page,
             dead=asyncio.Event(),
             waits=self._waits,
+            kill=partial(self._kill, process.incarnation),
         )
 
     async def _watch(self) -> HealthEvent:
@@ -234,8 +255,10 @@ class EngineSupervisor:
         assert live is not None
         self._lost = live.incarnation
         live.dead.set()
-        why = self._replaced_because or f"ended with code {code}"
-        self._replaced_because = ""
+        why, self._killed_because = self._killed_because or f"ended with code {code}", ""
+        return self._died(why)
+
+    def _died(self, why: str) -> Died:
+        self._death = why
         self._told("dead", why)
-        self._restarts(why)
         return Died(why)

@@ -1,0 +1,292 @@
+"""The supervisor: whoever waits for an engine gets a live one or an error, and every count it gives is final."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rose.errors import ClusterError, DeadlineExceeded, EngineError
+from rose.waits import WaitBoard
+from rose_executor import supervisor as module
+from rose_executor.engine_health import EngineHealth
+from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose_executor.token_page import PageReader, PageWriter
+
+
+@dataclass
+class Settings:
+    engine_id: str = "engine-0"
+    log_path: Path = Path("engine.log")
+
+
+class ScriptedProcess:
+    """An `EngineProcess` that starts as told, on a real token page, and dies when told."""
+
+    base_url = "http://127.0.0.1:1"
+    control = None
+
+    def __init__(self, folder: Path, failures: list[Exception | None]) -> None:
+        self.settings = Settings()
+        self.starts = 0
+        self.stopped = False
+        self._folder = folder
+        self._failures = failures
+        self._ended: asyncio.Future[int] | None = None
+
+    @property
+    def incarnation(self) -> str:
+        return f"{self.starts:016x}"
+
+    @property
+    def alive(self) -> bool:
+        return self._ended is not None and not self._ended.done()
+
+    async def start(self, version: int, path: Path) -> None:
+        await asyncio.sleep(0)
+        self.starts += 1
+        failure = self._failures.pop(0) if self._failures else None
+        if failure is not None:
+            raise failure
+        file = self._folder / f"{self.incarnation}.page"
+        self.writer = PageWriter(file, incarnation=self.incarnation, slots=4)
+        self.page = PageReader(file)
+        self._ended = asyncio.get_running_loop().create_future()
+
+    def die(self, code: int) -> None:
+        assert self._ended is not None
+        self._ended.set_result(code)
+
+    async def wait_dead(self) -> int:
+        assert self._ended is not None
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        if self.alive:
+            self.die(-9)
+
+    async def stop(self) -> None:
+        self.stopped = True
+        self.kill()
+
+
+@dataclass
+class Source:
+    """Says what was asked of it, in order."""
+
+    said: list[tuple[Any, ...]]
+    version: int = 7
+    path: Path = Path("v7")
+
+    async def starting(self, engine_id: str, lost_incarnation: str | None) -> Source:
+        self.said.append(("starting", lost_incarnation))
+        return self
+
+    async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
+        self.said.append(("joined", incarnation, version))
+
+
+@dataclass
+class Bench:
+    """A supervised scripted process and everything that it says."""
+
+    folder: Path
+    failures: list[Exception | None] = field(default_factory=list)
+    restarts_max: int = 2
+    ready_timeout_s: float = 5.0
+    said: list[tuple[Any, ...]] = field(default_factory=list)
+    restarts: list[str] = field(default_factory=list)
+    joined: list[LiveEngine] = field(default_factory=list)
+
+    def run(self, body: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            self.waits = WaitBoard()
+            self.process = ScriptedProcess(self.folder, self.failures)
+            self.supervisor = EngineSupervisor(
+                self.process,  # type: ignore[arg-type]
+                EngineHealth(self.restarts_max, backoff_s=0.001),
+                None,  # type: ignore[arg-type]
+                self.waits,
+                turn_timeout_s=1.0,
+                ready_timeout_s=self.ready_timeout_s,
+                told=lambda state, detail: self.said.append((state,)),
+                restarts=self.restarts.append,
+                joins=self.joined.append,
+            )
+            self.running = asyncio.create_task(self.supervisor.run(Source(self.said)))
+            try:
+                async with asyncio.timeout(10):
+                    await body()
+            finally:
+                await self.supervisor.stop()
+                await asyncio.wait([self.running])
+
+        asyncio.run(whole())
+
+
+async def dead(engine: LiveEngine) -> None:
+    await asyncio.wait_for(engine.dead.wait(), 5)
+
+
+def test_an_engine_is_handed_out_once_it_has_joined(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        assert (engine.incarnation, engine.total_tokens()) == (bench.process.incarnation, 0)
+        assert bench.joined == [engine]
+        assert await bench.supervisor.ready() is engine
+
+    bench.run(body)
+    assert bench.said == [("starting", None), ("starting",), ("joined", f"{1:016x}", 7), ("ready",), ("ended",)]
+    assert bench.process.stopped
+    assert bench.restarts == []
+
+
+def test_a_death_is_told_before_the_next_start_and_the_page_of_the_dead_stays_readable(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        first = await bench.supervisor.ready()
+        bench.process.writer.add("r", 3)
+        bench.process.die(-11)
+        await dead(first)
+        second = await bench.supervisor.ready()
+        assert second.incarnation != first.incarnation
+        assert (first.total_tokens(), second.total_tokens()) == (3, 0)
+
+    bench.run(body)
+    assert ("starting", f"{1:016x}") in bench.said
+    assert bench.restarts == ["ended with code -11"]
+
+
+def test_failed_starts_are_repeated_told_and_bounded(tmp_path: Path) -> None:
+    failures = [EngineError("no memory"), DeadlineExceeded("too slow", boundary="engine"), EngineError("the last")]
+    bench = Bench(tmp_path, list(failures))
+
+    async def body() -> None:
+        waiting = asyncio.create_task(bench.supervisor.ready())
+        await asyncio.wait([bench.running])
+        with pytest.raises(EngineError, match=r"given up after 2 restarts.*the last"):
+            await bench.running
+        waiting.cancel()
+
+    bench.run(body)
+    assert bench.process.starts == 3
+    assert [said for said in bench.said if said == ("dead",)] == [("dead",)] * 3
+    # A death that no restart follows is not a restart.
+    assert bench.restarts == ["engine: no memory", "engine: too slow"]
+
+
+def test_what_no_restart_can_mend_ends_at_once(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [ClusterError("port 5 is taken")])
+
+    async def body() -> None:
+        await asyncio.wait([bench.running])
+        with pytest.raises(ClusterError, match="port 5"):
+            await bench.running
+
+    bench.run(body)
+    assert bench.process.starts == 1
+
+
+def test_waiting_for_an_engine_has_a_name_and_a_deadline(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [EngineError("x")] * 3, restarts_max=0, ready_timeout_s=0.05)
+
+    async def body() -> None:
+        await asyncio.wait([bench.running])
+        waiting = asyncio.create_task(bench.supervisor.ready())
+        await asyncio.sleep(0)
+        assert [(wait.what, wait.whom) for wait in bench.waits.snapshot()] == [("engine", "engine-0")]
+        with pytest.raises(DeadlineExceeded, match="no engine"):
+            await waiting
+
+    bench.run(body)
+
+
+def test_only_the_live_incarnation_is_replaced_and_the_reason_is_kept(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        first = await bench.supervisor.ready()
+        await bench.supervisor.replace("another", "old news")
+        assert not first.dead.is_set()
+        await bench.supervisor.replace(first.incarnation, "weights are mixed")
+        await dead(first)
+        second = await bench.supervisor.ready()
+        await bench.supervisor.replace(first.incarnation, "again")
+        bench.process.die(1)
+        await dead(second)
+        await bench.supervisor.ready()
+
+    bench.run(body)
+    assert bench.restarts == ["weights are mixed", "ended with code 1"]
+
+
+def test_a_count_is_final_once_the_engine_has_finished_the_request(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        bench.process.writer.add("r", 2)
+        counting = asyncio.create_task(engine.final_request_tokens("r"))
+        await asyncio.sleep(0.05)
+        assert not counting.done()
+        bench.process.writer.add("r", 1)
+        bench.process.writer.finish("r")
+        assert await counting == 3
+
+    bench.run(body)
+
+
+def test_a_count_is_final_once_the_engine_is_dead(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        bench.process.writer.add("r", 2)
+        counting = asyncio.create_task(engine.final_request_tokens("r"))
+        bench.process.die(-9)
+        assert await counting == 2
+        assert await engine.final_request_tokens("never asked") == 0
+
+    bench.run(body)
+
+
+def test_an_engine_that_never_finishes_a_request_is_ended_by_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "COUNT_TIMEOUT_S", 0.05)
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        for request in ("a", "b"):
+            bench.process.writer.add(request, 4)
+        counts = await asyncio.gather(engine.final_request_tokens("a"), engine.final_request_tokens("b"))
+        assert counts == [4, 4]
+        assert engine.dead.is_set()
+        assert await bench.supervisor.ready() is not engine
+
+    bench.run(body)
+    assert len(bench.restarts) == 1
+    assert "no final count" in bench.restarts[0]
+
+
+def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    kept: list[LiveEngine] = []
+
+    async def body() -> None:
+        kept.append(await bench.supervisor.ready())
+        bench.process.writer.add("r", 1)
+        await bench.supervisor.stop()
+        assert await kept[0].final_request_tokens("r") == 1
+
+    bench.run(body)
+    assert bench.process.starts == 1
+    assert bench.restarts == []
