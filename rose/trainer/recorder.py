@@ -30,7 +30,7 @@ log = logger("run")
 
 
 class Recorder:
-    """Collects a run; `changed` is called after every change, with the recorder itself, from the event loop."""
+    """Collects a run; `changed` is called after every change, with the recorder itself, until it fails once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Recorder:
         self._waits = waits
         self._board = board
         self._metrics = metrics
-        self._changed = changed
+        self._changed: Callable[[Recorder], None] | None = changed
         self._samples: list[Sample] = []
         self._phases: list[Phase] = []
         self._started_at = datetime.now(UTC)
@@ -176,7 +176,16 @@ class Recorder:
             "alarms": len(self.alarms),
         }.items():
             self._board.fact(key, value)
-        self._changed(self)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._changed is None:
+            return
+        try:
+            self._changed(self)
+        except Exception as error:  # noqa: BLE001 - who watches a run must not be able to end it
+            self._changed = None
+            log.warning("the view failed and is not shown any more; the run goes on", why=repr(error))
 
     def report(self, outcome: Literal["finished", "stopped"], cause: str = "") -> RunReport:
         """Everything so far, as the report of a run that ends now."""

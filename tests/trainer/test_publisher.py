@@ -1,0 +1,238 @@
+"""Publishing: a version is whole or absent, an engine is brought to it or replaced, and old ones go in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+import torch
+from stand_ins import Answer, ScriptedSupervisor
+
+from rose.errors import DeadlineExceeded, EngineError, TransferError
+from rose.trainer.policy import Weights, load_policy, rounded_bf16
+from rose.trainer.publisher import Applied, Publisher
+from rose.waits import WaitBoard
+from rose_transfer import snapshot
+
+ENGINE = "engine-0"
+
+
+@pytest.fixture(scope="module")
+def weights(shipped_model: Path) -> Weights:
+    return rounded_bf16(load_policy(shipped_model).weights())
+
+
+class Bench:
+    """A publisher that runs beside a scripted supervisor."""
+
+    def __init__(self, folder: Path, model: Path, weights: Weights, keep: int = 1) -> None:
+        self.store = folder / "versions"
+        self._model, self._keep, self._weights = model, keep, weights
+
+    def run(self, body: Callable[[], Awaitable[None]]) -> None:
+        async def whole() -> None:
+            self.supervisor = ScriptedSupervisor(lambda asked: Answer(()))
+            waits = WaitBoard()
+            supervisor = self.supervisor
+            self.publisher = Publisher(self.store, self._model, self._keep, supervisor, waits)  # type: ignore[arg-type]
+            async with asyncio.timeout(20), asyncio.TaskGroup() as group:
+                group.create_task(self.publisher.run())
+                await body()
+                self.publisher.stop()
+
+        asyncio.run(whole())
+
+    async def publish(self, version: int) -> None:
+        await self.publisher.publish(version, self._weights)
+
+    async def start_engine(self, lost: str | None = None) -> int:
+        """The version that the live incarnation starts from; it has joined with it."""
+        loaded = await self.publisher.starting(ENGINE, lost)
+        assert loaded.path.is_dir()
+        await self.publisher.joined(ENGINE, self.supervisor.engines[-1].incarnation, loaded.version)
+        return loaded.version
+
+    async def applied(self, version: int, timeout_s: float = 5.0) -> Applied:
+        return await self.publisher.applied(ENGINE, version, timeout_s)
+
+    def kept(self) -> list[str]:
+        return sorted(folder.name for folder in self.store.iterdir())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, shipped_model: Path, weights: Weights) -> Bench:
+    return Bench(tmp_path, shipped_model, weights)
+
+
+async def settled() -> None:
+    """Let queued events be stepped, and folders be removed."""
+    for _ in range(20):
+        await asyncio.sleep(0.005)
+
+
+def test_a_version_reaches_the_engine_and_the_old_one_goes(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        assert await bench.start_engine() == 0
+        await bench.publish(1)
+        applied = await bench.applied(1)
+        assert applied.pause_ms == 1.5
+        assert bench.supervisor.control.committed == [1]
+        await settled()
+        assert bench.kept() == ["v000001"]
+        snapshot.verify(bench.store / "v000001")
+
+    bench.run(body)
+
+
+def test_a_version_that_the_engine_started_from_has_no_pause(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        assert (await bench.applied(0)).pause_ms is None
+
+    bench.run(body)
+
+
+def test_a_refused_stage_is_repeated_and_then_succeeds(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        bench.supervisor.control.stage_failures = [TransferError("a bit is wrong")] * 2
+        await bench.publish(1)
+        await bench.applied(1)
+        assert len(bench.supervisor.control.staged) == 3
+
+    bench.run(body)
+
+
+def test_a_stage_that_is_always_refused_ends_with_its_reason_and_the_old_version_whole(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        bench.supervisor.control.stage_failures = [TransferError("a bit is wrong")] * 99
+        await bench.publish(1)
+        with pytest.raises(TransferError, match="a bit is wrong"):
+            await bench.applied(1)
+        await settled()
+        assert bench.supervisor.control.committed == []
+        assert bench.supervisor.replaced == []
+        snapshot.verify(bench.store / "v000000")
+
+    bench.run(body)
+
+
+def test_an_engine_whose_commit_failed_is_replaced_and_comes_back_with_the_new_version(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        bench.supervisor.control.commit_failures = [DeadlineExceeded("no answer", boundary="engine")]
+        await bench.publish(1)
+        waiting = asyncio.create_task(bench.applied(1))
+        await settled()
+        ((incarnation, why),) = bench.supervisor.replaced
+        assert "no answer" in why
+        assert not waiting.done()
+        bench.supervisor.die(bench.supervisor.engines[-1])
+        assert await bench.start_engine(lost=incarnation) == 1
+        assert (await waiting).pause_ms is None
+
+    bench.run(body)
+
+
+def test_an_engine_that_dies_while_it_is_brought_to_a_version_starts_from_it(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        dead = bench.supervisor.engines[-1]
+        bench.supervisor.control.stage_failures = [EngineError("gone")] * 9
+        bench.supervisor.die(dead)
+        await bench.publish(1)
+        assert await bench.start_engine(lost=dead.incarnation) == 1
+        await bench.applied(1)
+
+    bench.run(body)
+
+
+def test_the_version_that_an_engine_starts_from_is_kept_until_it_has_joined(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        loaded = await bench.publisher.starting(ENGINE, None)
+        await bench.publish(1)
+        await settled()
+        assert bench.kept() == ["v000000", "v000001"]
+        await bench.publisher.joined(ENGINE, bench.supervisor.engines[-1].incarnation, loaded.version)
+        await bench.applied(1)
+        await settled()
+        assert bench.kept() == ["v000001"]
+
+    bench.run(body)
+
+
+def test_a_start_that_is_repeated_lets_go_of_what_it_would_have_loaded_before(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.publisher.starting(ENGINE, None)
+        await bench.publish(1)
+        assert await bench.start_engine() == 1
+        await settled()
+        assert bench.kept() == ["v000001"]
+
+    bench.run(body)
+
+
+def test_a_held_version_stays_while_it_is_held_also_after_an_error(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        with pytest.raises(KeyError, match="the holder's own"):
+            async with bench.publisher.held(0, "test") as held:
+                await bench.publish(1)
+                await bench.applied(1)
+                await settled()
+                snapshot.verify(held.path)
+                raise KeyError("the holder's own")
+        await settled()
+        assert bench.kept() == ["v000001"]
+
+    bench.run(body)
+
+
+def test_a_version_that_cannot_be_written_leaves_no_trace_and_the_engine_on_the_old_one(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        await bench.start_engine()
+        with monkeypatch.context() as patch:
+            patch.setattr(snapshot.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 3})())
+            with pytest.raises(TransferError, match="no room for version 1.* 3 free"):
+                await bench.publish(1)
+        assert bench.kept() == ["v000000"]
+        await bench.publish(1)
+        await bench.applied(1)
+
+    bench.run(body)
+
+
+def test_weights_that_are_not_finite_are_never_published(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        name = next(iter(bench._weights))
+        broken = {**bench._weights, name: torch.full_like(bench._weights[name], torch.nan)}
+        with pytest.raises(TransferError, match="not finite"):
+            await bench.publisher.publish(1, broken)
+        assert await bench.start_engine() == 0
+
+    bench.run(body)
+
+
+def test_waiting_for_a_version_has_a_deadline(bench: Bench) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        with pytest.raises(DeadlineExceeded, match="no version 0"):
+            await bench.applied(0, timeout_s=0.05)
+
+    bench.run(body)
