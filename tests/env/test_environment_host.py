@@ -26,6 +26,12 @@ def failing(error: BaseException) -> Callable[[], Any]:
     return raise_it
 
 
+async def none_stuck(host: EnvironmentHost) -> None:
+    async with asyncio.timeout(5):
+        while host.stuck:
+            await asyncio.sleep(0.001)
+
+
 def test_an_episode_runs_on_one_thread_of_its_own(board: WaitBoard) -> None:
     made = Plain()
 
@@ -130,8 +136,7 @@ def test_a_hung_call_fails_its_episode_alone_and_is_seen_while_it_waits(board: W
         assert hung.closed == 0
         assert await good.step("x") is QUIET
         release.set()
-        while host.stuck:
-            await asyncio.sleep(0.001)
+        await none_stuck(host)
         assert host.counts.abandoned_calls == 1
 
     asyncio.run(run())
@@ -155,8 +160,7 @@ def test_too_many_stuck_calls_refuse_new_episodes_by_name(board: WaitBoard) -> N
             await host.open(1, "c")
         assert host.counts.opened == 2
         release.set()
-        while host.stuck:
-            await asyncio.sleep(0.001)
+        await none_stuck(host)
         await (await host.open(1, "d")).close()
 
     asyncio.run(run())

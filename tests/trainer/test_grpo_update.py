@@ -9,6 +9,8 @@ from tiny_policy import a_group, a_trajectory, a_turn, tiny_policy
 
 from rose.errors import TrainingError
 from rose.records import Group, Segment, Trajectory, Turn
+from rose.trainer.advantage import group_advantages
+from rose.trainer.batch import pad
 from rose.trainer.grpo import GrpoSettings, accumulate_gradients, token_losses, update
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.policy import Policy, TokenScores, changed_fraction
@@ -24,8 +26,8 @@ def some_groups(seed: int = 5) -> list[Group]:
     ]
 
 
-def optimizer_of(policy: Policy, rate: float = 1e-3) -> WarmUpAdamW:
-    return WarmUpAdamW(policy.parameters(), OptimizerSettings(learning_rate=rate, warm_up_updates=1))
+def optimizer_of(policy: Policy, rate: float = 1e-3, warm_up_updates: int = 1) -> WarmUpAdamW:
+    return WarmUpAdamW(policy.parameters(), OptimizerSettings(learning_rate=rate, warm_up_updates=warm_up_updates))
 
 
 def plain_gradients(
@@ -65,6 +67,29 @@ def test_micro_batches_give_the_gradients_of_a_plain_loop(cap: int) -> None:
         torch.testing.assert_close(parameter.grad / sums.tokens, expected[name], atol=1e-6, rtol=0)
 
 
+def test_the_gradient_norm_is_that_of_the_mean_over_tokens() -> None:
+    policy = tiny_policy()
+    trained = group_advantages(some_groups()).trained
+    rows = [(segment, advantage) for trajectory, advantage in trained for segment in trajectory.segments()]
+    expected = plain_gradients(policy, [row[0] for row in rows], [row[1] for row in rows], SETTINGS)
+    one = replace(SETTINGS, minibatches=1)
+    stats = update(policy, optimizer_of(policy), some_groups(), one, random.Random(0))
+    norm = torch.stack([gradient.square().sum() for gradient in expected.values()]).sum().sqrt()
+    assert stats.grad_norm == pytest.approx(float(norm), rel=1e-4)
+
+
+def test_the_mismatch_is_measured_before_any_step() -> None:
+    policy = tiny_policy()
+    groups = [
+        Group(group.group_id, tuple(_as_sampled_by(policy, trajectory) for trajectory in group.trajectories))
+        for group in some_groups()
+    ]
+    stats = update(policy, optimizer_of(policy, rate=0.1), groups, SETTINGS, random.Random(0))
+    assert stats.optimizer_steps == 2
+    assert stats.ratio_max > 1.1  # the first step moved the policy far
+    assert stats.logprob_mismatch_max < 1e-5
+
+
 def test_the_clip_range_binds_only_where_it_would_be_exceeded() -> None:
     ratio = torch.tensor([0.5, 0.5, 1.0, 1.5, 1.5])
     advantage = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
@@ -86,14 +111,10 @@ def test_an_update_makes_good_answers_likelier() -> None:
 
 
 def _mean_logprob(policy: Policy, trajectory: Trajectory) -> float:
-    from rose.trainer.batch import pad
-
     return float(policy.score(pad(trajectory.segments())).logprob_N.detach().mean())
 
 
 def _as_sampled_by(policy: Policy, trajectory: Trajectory) -> Trajectory:
-    from rose.trainer.batch import pad
-
     logprobs = iter(policy.score(pad(trajectory.segments())).logprob_N.tolist())
     turns = tuple(replace(turn, logprobs=tuple(next(logprobs) for _ in turn.output_ids)) for turn in trajectory.turns)
     return replace(trajectory, turns=turns)
@@ -184,14 +205,14 @@ def test_a_trajectory_in_segments_is_trained_as_rows_of_one_advantage() -> None:
 def test_the_same_seed_gives_the_same_update_and_a_restored_optimizer_goes_on_exactly() -> None:
     def run(updates: int, resume_after: int | None) -> dict[str, torch.Tensor]:
         policy = tiny_policy()
-        optimizer = optimizer_of(policy)
+        optimizer = optimizer_of(policy, warm_up_updates=3)
         rng = random.Random(0)
         for number in range(updates):
             if number == resume_after:
                 saved, weights = optimizer.state_dict(), policy.weights()
                 policy = tiny_policy(seed=9)
                 policy.load_weights(weights)
-                optimizer = optimizer_of(policy)
+                optimizer = optimizer_of(policy, warm_up_updates=3)
                 optimizer.load_state_dict(saved)
             update(policy, optimizer, some_groups(number), SETTINGS, rng)
         return policy.weights()
