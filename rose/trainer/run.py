@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rose.config import Job
-from rose.errors import RoseError
-from rose.logs import open_log
+from rose.errors import ClusterError, RoseError
+from rose.logs import logger, open_log
 from rose.metrics import Metrics, serve
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
@@ -25,6 +25,8 @@ from rose.trainer.books import Books
 from rose.trainer.recorder import Recorder
 from rose.trainer.session import Session
 from rose.waits import WaitBoard
+
+log = logger("run")
 
 END_GRACE_S = 5.0
 
@@ -55,7 +57,11 @@ def run_job(
         board.fact("metrics", server.url)
         recorder = Recorder(job, run, books, waits, board, metrics, changed)
         report, failure = _run_to_report(Session(job, recorder, books, waits), stop)
-        write_report(report, run.output)
+        try:
+            write_report(report, run.output)
+        except ClusterError as error:
+            log.error("no report", why=str(error))
+            failure = failure or error
         ended(report, run.output)
     if failure is not None:
         raise failure
@@ -84,21 +90,31 @@ class _Stop:
         self._cancel = cancel
         if self.asked:
             cancel()
-        await session.run()
+        try:
+            await session.run()
+        finally:
+            # Too late to cancel anything: a signal from here on must find no loop that is closing or closed.
+            self._cancel = None
 
 
 def _run_to_report(session: Session, stop: _Stop) -> tuple[RunReport, BaseException | None]:
     failure: BaseException | None = None
     try:
         asyncio.run(stop.cancels(session))
-    except asyncio.CancelledError:
-        if not stop.asked:
-            raise
-        failure = KeyboardInterrupt()
-    except RoseError as error:
-        failure = error
-    finally:
+    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told in the report, then raised again
+        failure = KeyboardInterrupt() if stop.asked else error
+        if not isinstance(error, RoseError | asyncio.CancelledError):
+            log.error("a fault of rose itself", exc_info=error)
+    try:
         end_descendants(END_GRACE_S)
+    except ClusterError as error:
+        failure = failure or error
     if failure is None:
         return session.recorder.report("finished"), None
-    return session.recorder.report("stopped", str(failure) or "interrupted"), failure
+    return session.recorder.report("stopped", _cause(failure)), failure
+
+
+def _cause(failure: BaseException) -> str:
+    if isinstance(failure, KeyboardInterrupt):
+        return "interrupted"
+    return str(failure) if isinstance(failure, RoseError) else f"{type(failure).__name__}: {failure}"

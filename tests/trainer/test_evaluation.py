@@ -88,7 +88,7 @@ def test_messages_are_let_go_also_when_no_samples_are_wanted() -> None:
 
 @pytest.mark.parametrize("versions", [(2,), (4,), (3, 4)])
 def test_a_token_of_another_version_is_a_broken_promise(versions: tuple[int, ...]) -> None:
-    with pytest.raises(ContractError, match="one version|sampled under"):
+    with pytest.raises(ContractError, match="was sampled under"):
         asyncio.run(evaluator(ScriptedRollout(versions)).evaluate(1, 3, None))
 
 

@@ -187,13 +187,17 @@ def test_a_held_version_stays_while_it_is_held_also_after_an_error(bench: Bench)
     async def body() -> None:
         await bench.publish(0)
         await bench.start_engine()
-        with pytest.raises(KeyError, match="the holder's own"):
+
+        async def hold_and_fail() -> None:
             async with bench.publisher.held(0, "test") as held:
                 await bench.publish(1)
                 await bench.applied(1)
                 await settled()
                 snapshot.verify(held.path)
                 raise KeyError("the holder's own")
+
+        with pytest.raises(KeyError, match="the holder's own"):
+            await hold_and_fail()
         await settled()
         assert bench.kept() == ["v000001"]
 
@@ -208,7 +212,7 @@ def test_a_version_that_cannot_be_written_leaves_no_trace_and_the_engine_on_the_
         await bench.start_engine()
         with monkeypatch.context() as patch:
             patch.setattr(snapshot.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 3})())
-            with pytest.raises(TransferError, match="no room for version 1.* 3 free"):
+            with pytest.raises(TransferError, match=r"no room for version 1.* 3 free"):
                 await bench.publish(1)
         assert bench.kept() == ["v000000"]
         await bench.publish(1)

@@ -256,7 +256,7 @@ def test_a_version_that_lost_the_format_ends_the_run_and_names_the_last_good_one
         return {**split(task, version), "malformed_actions": ACTIONS if version == 2 else 1}
 
     made = bench(rule, evaluation={"episodes": 4, "every_steps": int(in_evaluation)})
-    with pytest.raises(TrainingError, match="version 2 acts malformed in 100%.* version 1 did"):
+    with pytest.raises(TrainingError, match=r"version 2 acts malformed in 100%.* version 1 did"):
         made.run()
     (alarm,) = made.recorder.alarms
     assert (alarm.version, len(made.recorder.steps)) == (2, 2)

@@ -1,0 +1,405 @@
+"""Runs as a user has them: interrupted, killed, refused; afterwards the machine is as it was before."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from stand_ins import a_job
+
+from rose.errors import ClusterError, EngineError
+from rose.report.model import RunReport
+from rose.trainer import run as module
+from rose.trainer.recorder import Recorder
+from rose.trainer.run import run_job
+
+DEADLINE_S = 100.0
+
+
+# The rules by which a run ends, without an engine.
+
+
+class Ending:
+    """Runs a job whose session does what a test says, in a process that keeps its own children."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, model: Path) -> None:
+        self._patch, self._folder, self._model = monkeypatch, folder, model
+        self.reports: list[RunReport] = []
+        self.outputs: list[Path] = []
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", str(folder / "rt"))
+        monkeypatch.setattr(module, "become_subreaper", lambda: None)
+        monkeypatch.setattr(module, "end_descendants", lambda grace_s: 0)
+
+    def run(self, body: Callable[[Recorder], Any]) -> None:
+        class Session:
+            def __init__(self, job: Any, recorder: Recorder, books: Any, waits: Any) -> None:
+                self.recorder = recorder
+
+            async def run(self) -> None:
+                result = body(self.recorder)
+                if result is not None:
+                    await result
+
+        self._patch.setattr(module, "Session", Session)
+        run_job(a_job(self._model, self._folder / "out"), changed=lambda recorder: None, ended=self._ended)
+
+    def _ended(self, report: RunReport, output: Path) -> None:
+        self.reports.append(report)
+        self.outputs.append(output)
+
+    def whole(self) -> RunReport:
+        """The one report, on disk as it was told; nothing else is left of the run."""
+        (report,), (output,) = self.reports, self.outputs
+        assert RunReport.from_json((output / "report.json").read_text()) == report
+        assert self.left() == []
+        return report
+
+    def left(self) -> list[str]:
+        return [path.name for path in (self._folder / "rt").iterdir() if path.name != ".lock"]
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch, short_folder: Path, shipped_model: Path) -> Ending:
+    return Ending(monkeypatch, short_folder, shipped_model)
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """Short, because it holds unix sockets."""
+    with tempfile.TemporaryDirectory(prefix="rose-") as name:
+        yield Path(name)
+
+
+def test_a_run_that_ends_well_says_so(ending: Ending) -> None:
+    ending.run(lambda recorder: None)
+    assert ending.whole().outcome == "finished"
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [(EngineError("it died"), "engine: it died"), (ZeroDivisionError("a fault"), "ZeroDivisionError: a fault")],
+)
+def test_a_run_that_fails_is_reported_with_its_cause_whatever_it_is(
+    ending: Ending, error: Exception, cause: str
+) -> None:
+    def body(recorder: Recorder) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        ending.run(body)
+    report = ending.whole()
+    assert (report.outcome, report.cause) == ("stopped", cause)
+    log = (ending.outputs[0] / "log.jsonl").read_text()
+    assert ("Traceback" in log) == isinstance(error, ZeroDivisionError)
+
+
+def test_an_interrupted_run_is_reported_as_such_also_if_ending_it_failed(ending: Ending) -> None:
+    async def waits_for_ever() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            raise EngineError("would not end")
+
+    with pytest.raises(KeyboardInterrupt):
+        ending.run(lambda recorder: waits_for_ever())
+    assert ending.whole().cause == "interrupted"
+
+
+def test_a_signal_after_the_last_step_changes_nothing(ending: Ending, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = module.write_report
+
+    def interrupted(report: RunReport, output: Path) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        real(report, output)
+
+    monkeypatch.setattr(module, "write_report", interrupted)
+    ending.run(lambda recorder: None)
+    assert ending.whole().outcome == "finished"
+
+
+def full(report: RunReport, output: Path) -> None:
+    raise ClusterError("report.json could not be written: No space left on device")
+
+
+def test_a_report_that_cannot_be_written_is_named_and_shown_all_the_same(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "write_report", full)
+    with pytest.raises(ClusterError, match="No space"):
+        ending.run(lambda recorder: None)
+    assert [report.outcome for report in ending.reports] == ["finished"]
+    assert ending.left() == []
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_why_the_run_failed(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(recorder: Recorder) -> None:
+        raise EngineError("it died")
+
+    monkeypatch.setattr(module, "write_report", full)
+    with pytest.raises(EngineError, match="it died"):
+        ending.run(body)
+    assert "No space" in (ending.outputs[0] / "log.jsonl").read_text()
+
+
+def test_processes_that_survive_are_the_cause_of_a_run_that_had_none(
+    ending: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def survive(grace_s: float) -> int:
+        raise ClusterError("processes [5] survive SIGKILL")
+
+    monkeypatch.setattr(module, "end_descendants", survive)
+    with pytest.raises(ClusterError, match="survive"):
+        ending.run(lambda recorder: None)
+    assert "survive" in ending.whole().cause
+
+
+# Whole runs, as processes of their own.
+
+QUICK = """
+[run]
+name = "quick"
+[model]
+path = "{model}"
+[engine]
+kv_cache_gib = {kv_cache_gib}
+port = {port}
+[environment]
+kind = "frozen_lake"
+[rollout]
+groups = {groups}
+temperature = {temperature}
+max_new_tokens = {max_new_tokens}
+[train]
+steps = {steps}
+threads = 1
+[evaluation]
+episodes = {episodes}
+[weights]
+parity_every_steps = 0
+"""
+DEFAULTS = {
+    "groups": 2,
+    "temperature": 1.0,
+    "max_new_tokens": 6,
+    "steps": 1,
+    "episodes": 4,
+    "kv_cache_gib": 0.0625,
+    "port": 0,
+}
+# Hundreds of tokens a turn: long enough to be interrupted in the middle, whatever the machine.
+LONG = {"groups": 16, "temperature": 10.0, "max_new_tokens": 200}
+
+
+@dataclass
+class Running:
+    """One `rose run --plain`, with its words in a file."""
+
+    process: subprocess.Popen[bytes]
+    words: Path
+    out: Path
+
+    def until(self, line: str) -> None:
+        """Wait until the run has said so."""
+        wait_for(lambda: line in self.said() or self.process.poll() is not None, line)
+        assert line in self.said(), self.said()
+
+    def said(self) -> str:
+        return self.words.read_text()
+
+    def signal(self, signum: signal.Signals) -> None:
+        self.process.send_signal(signum)
+
+    def status(self) -> int:
+        return self.process.wait(DEADLINE_S)
+
+    def report(self) -> RunReport:
+        (path,) = self.out.glob("*/report.json")
+        return RunReport.from_json(path.read_text())
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+class Machine:
+    """Starts runs whose runtime and temporary files go to one folder, and looks for what they left there."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder, self._model = folder, model
+        self.runtime, self.temporary = folder / "rt", folder / "tmp"
+        self.temporary.mkdir()
+        self._count = 0
+
+    def start(self, **changes: Any) -> Running:
+        self._count += 1
+        job = self.folder / f"job{self._count}.toml"
+        job.write_text(QUICK.format(model=self._model, **{**DEFAULTS, **changes}))
+        words, out = self.folder / f"words{self._count}", self.folder / f"out{self._count}"
+        with words.open("wb") as file:
+            process = subprocess.Popen(
+                [str(Path(sys.executable).with_name("rose")), "run", str(job), "--plain", "--out", str(out)],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "ROSE_RUNTIME_DIR": str(self.runtime),
+                    "TMPDIR": str(self.temporary),
+                    "PYTHONUNBUFFERED": "1",
+                },
+            )
+        return Running(process, words, out)
+
+    def processes(self) -> list[psutil.Process]:
+        """Whoever was started with this machine's runtime folder and still runs."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        with suppress(psutil.Error):
+            ours = process.environ().get("ROSE_RUNTIME_DIR") == str(self.runtime)
+            return ours and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    def runs(self) -> list[Path]:
+        """Runtime folders."""
+        return sorted(path for path in self.runtime.iterdir() if path.name != ".lock")
+
+    def is_clean(self) -> None:
+        assert self.processes() == []
+        assert self.runs() == []
+
+    def end(self) -> None:
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+
+
+@pytest.fixture
+def machine(short_folder: Path, shipped_model: Path) -> Iterator[Machine]:
+    made = Machine(short_folder, shipped_model)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize(
+    ("moment", "changes", "signum"),
+    [
+        ("start of engine", {}, signal.SIGINT),
+        ("evaluation", {**LONG, "episodes": 128}, signal.SIGTERM),
+        ("rollout", LONG, signal.SIGINT),
+        ("train", {"groups": 64, "steps": 3}, signal.SIGINT),
+    ],
+)
+@pytest.mark.engine
+@pytest.mark.timeout(240)
+def test_a_run_that_is_stopped_leaves_nothing(
+    machine: Machine, moment: str, changes: dict[str, Any], signum: signal.Signals
+) -> None:
+    run = machine.start(**changes)
+    run.until(moment)
+    run.signal(signum)
+    assert run.status() == 130, run.said()
+    machine.is_clean()
+    report = run.report()
+    assert (report.outcome, report.cause) == ("stopped", "interrupted")
+    assert (report.ledger.gap, report.ledger.violations) == (0, ())
+    assert list(machine.temporary.iterdir()) == []
+    assert "Traceback" not in run.said()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(240)
+def test_a_second_interrupt_ends_a_run_at_once(machine: Machine) -> None:
+    run = machine.start(**{**LONG, "episodes": 128})
+    run.until("evaluation")
+    run.signal(signal.SIGINT)
+    # The first is being worked on once the engine is asked to end; the second must not wait for that.
+    time.sleep(0.05)
+    run.signal(signal.SIGINT)
+    assert run.status() == 130, run.said()
+    machine.is_clean()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(300)
+def test_runs_side_by_side_are_independent_and_a_killed_one_is_swept(machine: Machine) -> None:
+    killed, other = machine.start(**LONG), machine.start()
+    killed.until("rollout")
+    killed.signal(signal.SIGKILL)
+    assert killed.status() == -signal.SIGKILL
+    assert other.status() == 0, other.said()
+    report = other.report()
+    assert (report.outcome, report.ledger.gap, len(report.steps)) == ("finished", 0, 1)
+    wait_for(lambda: machine.processes() == [], "children of the killed run end with it")
+    (left,) = machine.runs()
+    third = machine.start()
+    third.until("start of engine")
+    assert left not in machine.runs()
+    third.signal(signal.SIGINT)
+    assert third.status() == 130
+    machine.is_clean()
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(240)
+def test_a_run_whose_warm_process_is_killed_ends_with_the_cause(machine: Machine) -> None:
+    run = machine.start(**LONG)
+    run.until("rollout")
+    (warm,) = psutil.Process(run.process.pid).children()
+    warm.kill()
+    assert run.status() == 1, run.said()
+    machine.is_clean()
+    report = run.report()
+    assert "warm process" in report.cause
+    assert (report.ledger.gap, report.ledger.violations) == (0, ())
+
+
+@contextmanager
+def taken_port() -> Iterator[int]:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen(1)
+        yield holder.getsockname()[1]
+
+
+def test_a_taken_port_is_named_with_status_3(machine: Machine) -> None:
+    with taken_port() as port:
+        run = machine.start(port=port)
+        assert run.status() == 3
+    assert f"{port} is taken" in run.said()
+    machine.is_clean()
+
+
+def test_more_memory_than_there_is_has_status_3(machine: Machine) -> None:
+    run = machine.start(kv_cache_gib=1000.0)
+    assert run.status() == 3
+    assert "memory" in run.said()
+    machine.is_clean()
+
+
+def test_a_model_folder_that_is_none_has_status_2(short_folder: Path) -> None:
+    (short_folder / "empty").mkdir()
+    (short_folder / "empty" / "notes.json").write_text(json.dumps({}))
+    machine = Machine(short_folder, short_folder / "empty")
+    run = machine.start()
+    assert run.status() == 2
+    assert "model folder" in run.said()
