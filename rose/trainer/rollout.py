@@ -99,10 +99,19 @@ class Rollout:
         self._messages: dict[str, Conversation] = {}
 
     async def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
-        """One trajectory per task, in the order of `tasks`."""
+        """One trajectory per task, in the order of `tasks`.
+
+        Raises EngineError if the engine failed every single one: that is no bad trajectory, and going on is pointless.
+        """
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._one(task)) for task in tasks]
-        return [each.result() for each in running]
+        trajectories = [each.result() for each in running]
+        if all(trajectory.outcome is Outcome.ABORTED for trajectory in trajectories):
+            raise EngineError(
+                f"not one of {len(trajectories)} trajectories was sampled to its end; the first: "
+                f"{trajectories[0].failure}"
+            )
+        return trajectories
 
     async def first_prompt(self, seed: int, episode_id: str) -> tuple[int, ...]:
         """What the model would be asked first in a task, which is not played.

@@ -101,7 +101,7 @@ def _run_to_report(session: Session, stop: _Stop) -> tuple[RunReport, BaseExcept
     failure: BaseException | None = None
     try:
         asyncio.run(stop.cancels(session))
-    except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - told in the report, then raised again
+    except (Exception, asyncio.CancelledError) as error:  # told in the report, then raised again
         failure = KeyboardInterrupt() if stop.asked else error
         if not isinstance(error, RoseError | asyncio.CancelledError):
             log.error("a fault of rose itself", exc_info=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,23 @@ from rose.waits import WaitBoard
 def shipped_model() -> Path:
     """The warm start's model folder; tests must not write into it."""
     return Path(rose.demo.warmstart.__file__).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def babbling_model(shipped_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped model with weights that know nothing: hundreds of tokens a turn, so that something is on its way."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path_factory.mktemp("babbling") / "model"
+    shutil.copytree(shipped_model, folder)
+    torch.manual_seed(0)
+    weights = {
+        name: torch.randn_like(tensor) * 0.02 if tensor.dim() > 1 else tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 @pytest.fixture(scope="session")

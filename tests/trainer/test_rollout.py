@@ -15,7 +15,7 @@ from stand_ins import END, Answer, Asked, Lost, Refused, Script, ScriptedSupervi
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
 from rose.env.host import EnvironmentHost, HostSettings
-from rose.errors import EnvironmentFailed
+from rose.errors import EngineError, EnvironmentFailed
 from rose.ledger import Account
 from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
@@ -231,6 +231,12 @@ def test_an_engine_that_refuses_one_turn_aborts_that_trajectory_alone(bench: Ben
     assert [each.outcome for each in played] == [Outcome.COMPLETED, Outcome.ABORTED, Outcome.COMPLETED]
     assert "refused" in played[1].failure
     assert bench.closes()[Account.ABORTED] == 2 + 12
+
+
+def test_an_engine_that_refuses_everybody_ends_the_rollout(bench: Bench) -> None:
+    with pytest.raises(EngineError, match=r"not one of 3 trajectories.*refused t0\.0\.0"):
+        bench.play(World(), [a_task(i) for i in range(3)], lambda asked: Refused())
+    bench.closes()
 
 
 def test_an_engine_that_dies_in_mid_turn_leaves_a_turn_of_two_parts(bench: Bench) -> None:
