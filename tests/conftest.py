@@ -1,17 +1,19 @@
 """What every room's tests share: a throw-away model, one warm process and one live engine for the whole run.
 
-With xdist's `--dist loadgroup` every test marked `engine` lands on one worker and shares that engine.
+Under xdist every test file that uses the mark `engine` lands on one worker and shares that engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 T = TypeVar("T")
 
@@ -19,10 +21,35 @@ T = TypeVar("T")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+_LEFT_OUT = ("gpu", "slow")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked_for = config.option.markexpr
     for item in items:
-        if item.get_closest_marker("engine"):
-            item.add_marker(pytest.mark.xdist_group("engine"))
+        for name in _LEFT_OUT:
+            if item.get_closest_marker(name) and name not in asked_for:
+                item.add_marker(pytest.mark.skip(reason=f"ask for it with -m {name}"))
+
+
+class OneEngineScheduling(LoadScopeScheduling):
+    """Sends every file that uses the shared engine to one worker, and any other test anywhere.
+
+    xdist's own `xdist_group` does nothing with pytest 9.2 (pytest-xdist issue 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "engine" if _uses_engine(self.config.rootpath / file) else nodeid
+
+
+@functools.cache
+def _uses_engine(file: Path) -> bool:
+    return "pytest.mark.engine" in file.read_text()
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneEngineScheduling:
+    return OneEngineScheduling(config, log)
 
 
 VOCABULARY = 96

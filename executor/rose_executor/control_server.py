@@ -4,7 +4,8 @@ Loaded by vLLM through the entry point `vllm.endpoint_plugins`. It adds no HTTP 
 development routes, which could do some of this without any authorisation, stay off.
 
 Invariants
-- The socket is readable and writable by its owner alone from the moment it exists.
+- The socket is readable and writable by its owner alone from the moment it exists, and appears under its name
+  only when it answers.
 - The engine's weight version is named before the first request can arrive.
 - When the engine core is lost, so is this process.
 - Staging and committing exclude one another; a commit is refused unless exactly that version is staged.
@@ -119,8 +120,10 @@ async def serve(env: EngineEnv, core: Any, vllm_version: str) -> grpc.aio.Server
     await core.call_utility_async("rose_loaded", env.weight_version)
     server = grpc.aio.server()
     add_EngineControlServicer_to_server(ControlServicer(env, core, vllm_version), server)
-    bind(server, env.control_socket)
+    draft = env.control_socket.with_name(f".{env.control_socket.name}")
+    bind(server, draft)
     await server.start()
+    draft.rename(env.control_socket)
     return server
 
 

@@ -5,13 +5,10 @@ Invariants
   and without the stale output of a preempted request, that is exactly the tokens that go out to the client.
 - A token is on the page before the step's outputs leave the engine core, so a client can never have
   received more than the page says.
-
-vLLM's token route makes the request id `generate-tokens-<id>-<8 hex digits>` of what the client sent.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -19,18 +16,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.errors import EngineError
 from rose_executor.engine_env import EngineEnv
+from rose_executor.request_id import external_request_id
 from rose_executor.token_page import PageWriter
 
-_INTERNAL_ID = re.compile(r"(?:generate-tokens-)?(.+)-[0-9a-f]{8}")
 # Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
 # readable until that many others have finished after them.
 _SLOTS_PER_SEQUENCE = 8
-
-
-def external_request_id(internal: str) -> str:
-    """The id that the client chose, from the one that vLLM uses inside; others come back unchanged."""
-    match = _INTERNAL_ID.fullmatch(internal)
-    return match[1] if match else internal
 
 
 class _Counting:

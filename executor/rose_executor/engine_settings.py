@@ -10,8 +10,8 @@ from pathlib import Path
 from rose.errors import ClusterError, ConfigError
 from rose_transfer.snapshot import model_shapes
 
-# Kernel limit of a unix socket's path, with room for the terminating zero.
-_SOCKET_PATH_BYTES_MAX = 107
+# Kernel limit of a unix socket's path, less the terminating zero and the dot of its first name.
+_SOCKET_PATH_BYTES_MAX = 106
 
 
 @dataclass(frozen=True, slots=True)

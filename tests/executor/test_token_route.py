@@ -58,8 +58,8 @@ def streaming(*events: dict[str, Any] | bytes, done: bool = True, hang: bool = F
             # In two pieces: an event may be cut anywhere by the network.
             await response.write(data[:7])
             await response.write(data[7:] + b"\n\n")
-        if hang:
-            await asyncio.sleep(30)
+        while hang and request.transport is not None:
+            await asyncio.sleep(0.01)
         if cut:
             assert request.transport is not None
             request.transport.abort()

@@ -1,0 +1,206 @@
+"""The control socket over a real channel, in front of an engine core that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from rose.errors import ConfigError, DeadlineExceeded, EngineError, TransferError
+from rose.waits import WaitBoard
+from rose_executor.control_client import ControlClient
+from rose_executor.control_server import end_with_core, fail, serve
+from rose_executor.engine_env import EngineEnv
+
+
+class Core:
+    """Answers utility calls from a table; a value that is an exception is raised, a callable is called."""
+
+    def __init__(self, **answers: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self._answers = {"rose_loaded": None, **answers}
+
+    async def call_utility_async(self, method: str, *args: Any) -> Any:
+        self.calls.append((method, *args))
+        answer = self._answers[method]
+        if isinstance(answer, Exception):
+            raise answer
+        return await answer() if callable(answer) else answer
+
+
+def staged(error: str = "", **changes: Any) -> dict[str, Any]:
+    return {"version": 7, "bytes": 40, "verify_ms": 1.5, "error": error, **changes}
+
+
+def with_socket(
+    folder: Path, core: Core, body: Callable[[ControlClient], Awaitable[Any]], timeout_s: float = 10.0
+) -> WaitBoard:
+    waits = WaitBoard()
+    env = EngineEnv("engine-0", "00ff" * 4, 5, folder / "engine-0.sock", folder / "engine-0.page")
+
+    async def run() -> None:
+        server = await serve(env, core, "0.32.0")
+        try:
+            async with ControlClient(env.control_socket, engine_id="engine-0", waits=waits, timeout_s=timeout_s) as it:
+                await body(it)
+        finally:
+            await server.stop(None)
+
+    asyncio.run(run())
+    return waits
+
+
+def test_the_socket_is_private_and_the_version_named_before_it_opens(tmp_path: Path) -> None:
+    core = Core(rose_describe={"paused": True, "poisoned": "broke", "version": 5})
+
+    async def body(control: ControlClient) -> None:
+        assert core.calls == [("rose_loaded", 5)]
+        assert [file.name for file in tmp_path.iterdir()] == ["engine-0.sock"]
+        assert stat.S_IMODE((tmp_path / "engine-0.sock").stat().st_mode) == 0o600
+        described = await control.describe()
+        assert (described.engine_id, described.incarnation, described.vllm_version) == (
+            "engine-0",
+            "00ff" * 4,
+            "0.32.0",
+        )
+        assert (described.weight_version, described.paused, described.poisoned) == (5, True, "broke")
+
+    with_socket(tmp_path, core, body)
+
+
+def test_staging_waits_for_every_worker(tmp_path: Path) -> None:
+    answers = iter([[None, None], [staged(), None], [staged(), staged(verify_ms=9.0)]])
+
+    async def next_answer() -> Any:
+        return next(answers)
+
+    core = Core(rose_stage=None, rose_staged=next_answer)
+
+    async def body(control: ControlClient) -> None:
+        reply = await control.stage(7, Path("/somewhere/v000007"))
+        assert (reply.bytes, reply.verify_ms) == (40, 9.0)
+        assert core.calls[1:] == [("rose_stage", 7, "/somewhere/v000007"), *[("rose_staged",)] * 3]
+
+    with_socket(tmp_path, core, body)
+
+
+def test_a_worker_that_refuses_is_a_transfer_error(tmp_path: Path) -> None:
+    async def body(control: ControlClient) -> None:
+        with pytest.raises(TransferError, match="version 7 is refused: no such tensor"):
+            await control.stage(7, Path("/somewhere"))
+
+    with_socket(tmp_path, Core(rose_stage=None, rose_staged=[staged(), staged("no such tensor")]), body)
+
+
+def test_committing_pausing_and_resuming_reach_the_core(tmp_path: Path) -> None:
+    core = Core(rose_commit={"pause_ms": 3.0, "drain_ms": 0.5, "load_ms": 2.0}, pause_scheduler=None, rose_resume=None)
+
+    async def body(control: ControlClient) -> None:
+        committed = await control.commit(7)
+        assert (committed.pause_ms, committed.load_ms) == (3.0, 2.0)
+        await control.pause()
+        await control.resume()
+        assert core.calls[1:] == [("rose_commit", 7), ("pause_scheduler", "keep", False), ("rose_resume",)]
+
+    with_socket(tmp_path, core, body)
+
+
+def test_a_failure_in_the_core_arrives_with_its_text(tmp_path: Path) -> None:
+    core = Core(rose_commit=Exception("Call to rose_commit method failed: version 7 is not staged"))
+
+    async def body(control: ControlClient) -> None:
+        with pytest.raises(EngineError, match="version 7 is not staged"):
+            await control.commit(7)
+
+    with_socket(tmp_path, core, body)
+
+
+def test_an_engine_that_does_not_answer_runs_into_the_deadline(tmp_path: Path) -> None:
+    async def never() -> Any:
+        await asyncio.sleep(60)
+
+    async def body(control: ControlClient) -> None:
+        with pytest.raises(DeadlineExceeded, match="engine-0: no description"):
+            await control.describe()
+
+    assert with_socket(tmp_path, Core(rose_describe=never), body, timeout_s=0.1).snapshot() == ()
+
+
+def test_waits_are_named_for_the_engine(tmp_path: Path) -> None:
+    answered = asyncio.Event()
+
+    async def describe() -> Any:
+        await answered.wait()
+        return {"paused": False, "poisoned": "", "version": 5}
+
+    async def body(control: ControlClient) -> None:
+        asking = asyncio.create_task(control.describe())
+        await asyncio.sleep(0.02)
+        board = control._waits.snapshot()
+        assert [(wait.what, wait.whom) for wait in board] == [("description", "engine-0")]
+        answered.set()
+        await asking
+
+    with_socket(tmp_path, Core(rose_describe=describe), body)
+
+
+def test_nobody_there_is_an_engine_error(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with ControlClient(tmp_path / "none.sock", engine_id="engine-0", waits=WaitBoard()) as control:
+            await control.describe()
+
+    with pytest.raises(EngineError, match="engine-0: no description: unavailable"):
+        asyncio.run(run())
+
+
+def test_an_error_travels_whole(tmp_path: Path) -> None:
+    sent = ConfigError("what", expected="expected", to_do="to do")
+
+    async def describe() -> Any:
+        return None
+
+    class Refusing:
+        """A servicer's context is all that `fail` needs."""
+
+        async def abort(self, code: grpc.StatusCode, details: str, trailing_metadata: Any) -> None:
+            self.failure = dict(trailing_metadata)
+
+    async def run() -> Any:
+        context = Refusing()
+        with pytest.raises(ConfigError):
+            await fail(context, sent)
+        control = ControlClient(tmp_path / "x.sock", engine_id="engine-0", waits=WaitBoard())
+        metadata = grpc.aio.Metadata(*context.failure.items())
+        error = grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), metadata)
+        received = control._translated("thing", error)
+        await control.close()
+        return received
+
+    received = asyncio.run(run())
+    assert type(received) is ConfigError
+    assert (received.what, received.expected, received.to_do) == ("what", "expected", "to do")
+
+
+def test_a_socket_that_cannot_be_opened_says_where(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot open the control socket"):
+        with_socket(tmp_path / "no", Core(), lambda control: control.describe())
+
+
+def test_the_server_ends_with_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr("rose_executor.control_server.signal.raise_signal", raised.append)
+    looks = iter([False, False, True])
+
+    class Client:
+        @property
+        def errored(self) -> bool:
+            assert not raised
+            return next(looks)
+
+    asyncio.run(end_with_core(Client()))
+    assert raised == [15]

@@ -1,0 +1,99 @@
+"""The small parts around an engine: its environment, its request ids, its log, its settings, its contract."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import EngineError
+from rose_executor import vllm_contract
+from rose_executor.engine_env import EngineEnv
+from rose_executor.engine_settings import EngineSettings
+from rose_executor.launcher import changed, log_cause, log_tail
+from rose_executor.request_id import external_request_id
+from rose_executor.vllm_plugin import register
+
+ENV = EngineEnv("engine-0", "00ff" * 4, 5, Path("/run/engine-0.sock"), Path("/run/page"), unpacked_weights=False)
+
+
+@given(st.text(min_size=1), st.text("0123456789abcdef", min_size=8, max_size=8))
+def test_the_clients_request_id_is_found_in_vllms(request_id: str, suffix: str) -> None:
+    assert external_request_id(f"generate-tokens-{request_id}-{suffix}") == request_id
+
+
+@pytest.mark.parametrize("other", ["abc", "generate-tokens-abc", "a-0123456g", ""])
+def test_an_id_that_vllm_did_not_make_stays(other: str) -> None:
+    assert external_request_id(other) == other
+
+
+def test_an_engine_reads_what_its_owner_set() -> None:
+    inherited = {"HOME": "/root", "VLLM_SERVER_DEV_MODE": "1", "VLLM_CPU_KVCACHE_SPACE": "40"}
+    environ = changed(inherited, ENV.variables())
+    assert EngineEnv.read(environ) == ENV
+    assert environ["HOME"] == "/root"
+    assert "VLLM_SERVER_DEV_MODE" not in environ
+    assert "VLLM_CPU_KVCACHE_SPACE" not in environ
+
+
+def test_the_plugin_does_nothing_in_a_vllm_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose_executor.vllm_plugin.die_with_parent", lambda pid: pytest.fail("touched the process"))
+    monkeypatch.setattr(vllm_contract, "check", lambda: pytest.fail("looked at vLLM"))
+    assert EngineEnv.read() is None
+    register()
+
+
+def test_a_changed_environment_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROSE_TEST", "1")
+    assert "ROSE_TEST" not in changed(os.environ, {"ROSE_TEST": None, "OTHER": "2"})
+    assert os.environ["ROSE_TEST"] == "1"
+
+
+def test_what_vllm_lacks_is_named() -> None:
+    relied_on = (
+        ("json", "loads", ("s",)),
+        ("json", "loads", ("s", "no_such_parameter")),
+        ("json", "JSONDecoder.no_such_method", ()),
+        ("no_such_module", "x", ()),
+    )
+    missing = vllm_contract.broken(relied_on)
+    assert len(missing) == 3
+    for name, text in zip(("no_such_parameter", "no_such_method", "no_such_module"), missing, strict=True):
+        assert name in text
+
+
+def test_a_vllm_that_moved_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_contract, "broken", lambda: ["vllm.x.y: gone"])
+    with pytest.raises(EngineError, match=r"vllm\.x\.y: gone; expected vLLM 0\.32"):
+        vllm_contract.check()
+
+
+def test_the_log_gives_its_last_lines_and_the_cores_last_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert log_tail(log) == log_cause(log) == ""
+    core = "(EngineCore pid=7) ERROR 11-29 14:23:00 [core.py:1510]"
+    log.write_text(
+        "".join(f"{core} line {i}\n" for i in range(3_000))
+        + f"{core} KeyError: 'first'\n{core} ValueError: no room\n"
+        + "(APIServer pid=6) ERROR 11-29 14:23:00 [x.py:1] RuntimeError: see above\n"
+        + "the end\n"
+    )
+    assert log_tail(log, lines=1) == "the end"
+    assert len(log_tail(log).splitlines()) == 12
+    assert log_cause(log) == "ValueError: no room"
+
+
+def test_the_command_line_follows_the_settings(tmp_path: Path) -> None:
+    settings = EngineSettings("engine-0", tmp_path, tmp_path, tmp_path / "log", max_num_seqs=7, stream_interval=3)
+    arguments = list(settings.arguments(tmp_path / "v000001"))
+    values = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    assert values["--model"] == str(tmp_path / "v000001")
+    assert values["--host"] == "127.0.0.1"
+    assert values["--max-num-seqs"] == "7"
+    assert values["--stream-interval"] == "3"
+    assert values["--scheduler-cls"].endswith(".CountingScheduler")
+    gpu = EngineSettings("engine-0", tmp_path, tmp_path, tmp_path / "log", async_scheduling=True)
+    assert any(argument.endswith(".CountingAsyncScheduler") for argument in gpu.arguments(tmp_path))
