@@ -25,7 +25,7 @@ from rose.records import Finish, VersionSpan
 from rose.waits import WaitBoard
 from rose_executor.token_page import PageReader
 
-_EVENT_BYTES_MAX = 16 * 2**20
+_EVENT_BYTES_MAX = 4 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
 # The server closes a connection that was idle for 5 s; using one at that moment would look like a lost engine.
 _KEEP_ALIVE_S = 2.0

@@ -294,3 +294,32 @@ def test_an_engine_that_takes_too_long_is_ended(rig: Any) -> None:
     assert not engine.alive
     assert session_processes(engine) == []
     assert rig.waits.snapshot() == ()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_an_engine_spawned_plainly_is_the_same(rig: Any) -> None:
+    """The way of GPU machines: every process of the engine imports for itself."""
+
+    async def run() -> None:
+        from rose_executor.engine_process import EngineProcess
+        from rose_executor.launcher import SpawnLauncher
+        from rose_executor.token_route import TokenRoute
+
+        settings = rig.new_engine("engine-spawned", start_timeout_s=300.0).settings
+        engine = EngineProcess(settings, SpawnLauncher(), rig.waits)
+        await engine.start(2)
+        processes = session_processes(engine)
+        assert {engine.pid, engine.page.pid} <= {process.pid for process in processes}
+        route = TokenRoute(engine.base_url, rig.session, page=engine.page)
+        output = await route.generate("r", [5], max_tokens=3, temperature=1.0, stop_token_ids=())
+        assert output.versions == (VersionSpan(2, 0, 3),)
+        assert engine.page.total() == 3
+        os.kill(engine.pid, signal.SIGKILL)
+        assert await asyncio.wait_for(engine.wait_dead(), DEADLINE_S) == -signal.SIGKILL
+        async with asyncio.timeout(DEADLINE_S):
+            while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
+                await asyncio.sleep(0.01)
+        engine.page.discard()
+
+    rig.run(run())
