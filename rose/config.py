@@ -134,7 +134,7 @@ class TrainConfig(_Section):
     )
     minibatches: int = Field(default=2, ge=1, le=1024, description="Optimiser updates per step.")
     micro_batch_tokens: int = Field(
-        default=16_384, ge=64, le=1 << 24, description="Most padded tokens in one forward pass."
+        default=4096, ge=64, le=1 << 24, description="Most padded tokens in one forward pass."
     )
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, description="Gradients are scaled down to this norm.")
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the trainer.")

@@ -46,6 +46,19 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def forked_children_die_with_parent() -> None:
+    """Let every later `os.fork` of this process, multiprocessing's included, call `die_with_parent` in the child."""
+    parents: list[int] = []
+
+    def before() -> None:
+        parents[:] = [os.getpid()]
+
+    def after_in_child() -> None:
+        die_with_parent(parents[0])
+
+    os.register_at_fork(before=before, after_in_child=after_in_child)
+
+
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from rose_executor.parent_death import die_with_parent, forked_children_die_with_parent
+from rose.processes import die_with_parent, forked_children_die_with_parent
 
 
 def run_module(parent_pid: int, module: str, arguments: Sequence[str]) -> int:

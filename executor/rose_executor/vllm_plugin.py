@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from rose.processes import die_with_parent, forked_children_die_with_parent
 from rose_executor import vllm_contract
 from rose_executor.engine_env import EngineEnv
-from rose_executor.parent_death import die_with_parent, forked_children_die_with_parent
 
 
 def register() -> None:

@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rose.processes import become_subreaper, die_with_parent
 from rose_executor.child_main import run_module
 from rose_executor.launcher import changed
-from rose_executor.parent_death import adopt_orphans, die_with_parent
 
 
 def import_all(modules: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ def end_group(leader: int) -> int:
 
 def main(owner_pid: int, owner_fd: int, modules: Sequence[str]) -> None:
     die_with_parent(owner_pid)
-    adopt_orphans()
+    become_subreaper()
     owner = socket.socket(fileno=owner_fd)
     owner.set_inheritable(False)
     os.chdir(Path("/"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
 from pathlib import Path
 
@@ -39,6 +40,9 @@ def run_command(job_file: Path, *, out: Path | None, dry_run: bool, plain: bool)
 
 
 def _run(job: Job, *, plain: bool) -> None:
+    # Read when torch is imported. Threads that spin at barriers make an update several times slower as soon as an
+    # engine or anything else shares the cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from rose.cli.live_view import LiveView
     from rose.cli.run_view import view_of
     from rose.trainer.run import run_job
