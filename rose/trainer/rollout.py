@@ -27,6 +27,9 @@ log = logger("rollout")
 _CHARACTERS_PER_TOKEN_MAX = 128
 """More than any vocabulary's tokens average over a text."""
 
+_FAILURE_CHARACTERS_MAX = 1000
+"""An environment may put a whole page into what it raises; every log line and report would carry it."""
+
 _ACCOUNT_OF = {
     Outcome.TRUNCATED: Account.TRUNCATED,
     Outcome.ENVIRONMENT_FAILED: Account.ENVIRONMENT_FAILED,
@@ -56,6 +59,9 @@ class _Draft:
     malformed_actions: int = 0
     outcome: Outcome = Outcome.COMPLETED
     failure: str = ""
+
+    def fail(self, outcome: Outcome, error: Exception) -> None:
+        self.outcome, self.failure = outcome, str(error)[:_FAILURE_CHARACTERS_MAX]
 
     def finish(self, task: Task) -> Trajectory:
         return Trajectory(
@@ -141,9 +147,9 @@ class Rollout:
                 try:
                     await self._play(task, draft)
                 except EnvironmentFailed as error:
-                    draft.outcome, draft.failure = Outcome.ENVIRONMENT_FAILED, str(error)
+                    draft.fail(Outcome.ENVIRONMENT_FAILED, error)
                 except EngineError as error:
-                    draft.outcome, draft.failure = Outcome.ABORTED, str(error)
+                    draft.fail(Outcome.ABORTED, error)
                 if draft.outcome is not Outcome.COMPLETED:
                     log.warning("trajectory ended early", outcome=draft.outcome.value, why=draft.failure)
                 self._settle(task, draft)
@@ -173,7 +179,7 @@ class Rollout:
                 self._check_length(result.observation)
                 delta = conversation.observe(result.observation)
         except _ContextFull as full:
-            draft.outcome, draft.failure = Outcome.TRUNCATED, str(full)
+            draft.fail(Outcome.TRUNCATED, full)
         finally:
             await episode.close()
 
