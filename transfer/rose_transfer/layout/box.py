@@ -1,0 +1,82 @@
+"""A box: a contiguous range along every axis of an array.
+
+Invariants
+- Sizes are never negative; a box with a zero size holds nothing. A box of no axes holds one element (a scalar).
+- `subtract` returns disjoint boxes which together hold exactly what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Box:
+    """Elements `starts[a] <= i[a] < starts[a] + sizes[a]` on every axis a."""
+
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Box:
+        return cls((0,) * len(shape), shape)
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        return tuple(start + size for start, size in zip(self.starts, self.sizes, strict=True))
+
+    def within(self, shape: tuple[int, ...]) -> bool:
+        """Whether this is a box of an array of `shape`."""
+        return (
+            len(self.starts) == len(self.sizes) == len(shape)
+            and all(start >= 0 and size >= 0 for start, size in zip(self.starts, self.sizes, strict=True))
+            and all(end <= limit for end, limit in zip(self.ends, shape, strict=True))
+        )
+
+    def intersect(self, other: Box) -> Box | None:
+        """What both hold; None if nothing."""
+        starts = tuple(map(max, self.starts, other.starts))
+        sizes = tuple(end - start for start, end in zip(starts, map(min, self.ends, other.ends), strict=True))
+        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+
+    def subtract(self, other: Box) -> list[Box]:
+        """What this holds and `other` does not, as at most two boxes per axis."""
+        common = self.intersect(other)
+        if common is None:
+            return [self]
+        left: list[Box] = []
+        starts, ends = list(self.starts), list(self.ends)
+        for axis, (begin, end) in enumerate(zip(common.starts, common.ends, strict=True)):
+            for start, stop in ((starts[axis], begin), (end, ends[axis])):
+                if start < stop:
+                    left.append(_between((*starts[:axis], start, *starts[axis + 1 :]), ends, axis, stop))
+            starts[axis], ends[axis] = begin, end
+        return left
+
+    def __str__(self) -> str:
+        ranges = (f"{start}:{end}" for start, end in zip(self.starts, self.ends, strict=True))
+        return f"[{', '.join(ranges)}]"
+
+
+def _between(starts: tuple[int, ...], ends: list[int], axis: int, stop: int) -> Box:
+    stops = (*ends[:axis], stop, *ends[axis + 1 :])
+    return Box(starts, tuple(end - start for start, end in zip(starts, stops, strict=True)))
+
+
+def subtract_all(boxes: Iterable[Box], holes: Iterable[Box]) -> list[Box]:
+    """What `boxes` hold and no hole does."""
+    left = list(boxes)
+    for hole in holes:
+        left = [part for box in left for part in box.subtract(hole)]
+    return left
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Elements between neighbours along each axis of a contiguous array."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -1,0 +1,78 @@
+"""Everything that can send, checked and indexed once for any number of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rose.errors import TransferError
+from rose_transfer.layout.box import Box
+from rose_transfer.layout.layout import Layout, Piece, check_source
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """All pieces of one parameter, each with its holder's place in the list of sources."""
+
+    pieces: list[tuple[int, Piece]]
+    starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class Sources:
+    """The layouts of all senders. Their pieces may overlap between senders: those are replicas.
+
+    Raises TransferError that names the holder and the tensor if two senders have one name or one is faulty.
+    """
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        self.layouts = tuple(layouts)
+        self.holders = tuple(layout.holder for layout in layouts)
+        if len(set(self.holders)) != len(self.holders):
+            raise TransferError(f"two senders have one name, among {self._names()}", expected="a name for each")
+        pieces: dict[str, list[tuple[int, Piece]]] = {}
+        for place, layout in enumerate(self.layouts):
+            check_source(layout)
+            for piece in layout.pieces:
+                pieces.setdefault(piece.parameter, []).append((place, piece))
+        self._held = {name: _held(found) for name, found in pieces.items()}
+
+    def touching(self, parameter: str, box: Box) -> list[tuple[int, Piece]]:
+        """The pieces that hold some of `box`, with the places of their holders."""
+        held = self._held.get(parameter)
+        if held is None:
+            return []
+        begin = np.maximum(held.starts, np.array(box.starts, dtype=np.int64))
+        end = np.minimum(held.ends, np.array(box.ends, dtype=np.int64))
+        return [held.pieces[i] for i in np.flatnonzero((begin < end).all(axis=1))]
+
+    def check_agreement(self, destination: Layout) -> None:
+        """Raises TransferError if a sender describes a parameter that the destination needs in another way."""
+        needed = {piece.parameter for piece in destination.pieces}
+        for layout in self.layouts:
+            for name in sorted(needed & layout.parameters.keys()):
+                ours, theirs = destination.parameters.get(name), layout.parameters[name]
+                if ours != theirs:
+                    raise TransferError(
+                        f"{name} is {theirs} at {layout.holder} and {ours} at {destination.holder}",
+                        expected="one shape and dtype for a published parameter",
+                    )
+
+    def nobody_holds(self, parameter: str, box: Box, destination: str, tensor: str) -> TransferError:
+        return TransferError(
+            f"no source holds {parameter}{box}, which {destination} needs for {tensor}",
+            expected=f"it at one of {self._names()}",
+        )
+
+    def _names(self) -> str:
+        """The holders, cut short: there may be thousands."""
+        return ", ".join(self.holders[:8]) + (f" and {len(self.holders) - 8} more" if len(self.holders) > 8 else "")
+
+
+def _held(pieces: list[tuple[int, Piece]]) -> _Held:
+    starts = np.array([piece.box.starts for _, piece in pieces], dtype=np.int64)
+    ends = np.array([piece.box.ends for _, piece in pieces], dtype=np.int64)
+    return _Held(pieces, starts, ends)
