@@ -12,6 +12,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +36,7 @@ log = logger("supervisor")
 _COUNT_POLL_S = 0.01
 COUNT_TIMEOUT_S = 10.0
 """An engine drops a request whose stream was closed within one step; one that has not by then hangs."""
+NEWS_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 15.0
 
 
@@ -97,6 +99,16 @@ class LiveEngine:
                 self.dead.wait(), "end by force", self.engine_id, _KILL_TIMEOUT_S, boundary="engine"
             )
         return self.request_tokens(request_id)
+
+    async def news_of_death(self) -> None:
+        """Return once this incarnation is known to be dead, or after a moment: for who has just lost an answer.
+
+        A broken stream is seen before the death that broke it, and asking the dead again would be another loss.
+        """
+        with contextlib.suppress(DeadlineExceeded):
+            await self.waits.within(
+                self.dead.wait(), "news of its death", self.engine_id, NEWS_TIMEOUT_S, boundary="engine"
+            )
 
     async def _until_final(self, request_id: str) -> None:
         while not self.dead.is_set():

@@ -108,6 +108,7 @@ class ParityCheck:
                 log.warning("probe is repeated", version=version, why=lost.what)
                 for request_id in request_ids:
                     self._books.end_request(request_id, 0, await engine.final_request_tokens(request_id))
+                await engine.news_of_death()
                 continue
             for request_id in request_ids:
                 self._books.end_request(request_id, 1)

@@ -80,6 +80,7 @@ class TurnSampler:
             except EngineLost as lost:
                 part = await self._partial(engine, request_id, lost)
                 log.warning("turn resumes", request_id=request_id, kept_tokens=len(part.output_ids), why=lost.what)
+                await engine.news_of_death()
             except EngineError:
                 # A request that was refused is not on the page, and waiting would not bring it there.
                 began = engine.request_tokens(request_id) > 0

@@ -277,6 +277,25 @@ def test_an_engine_that_never_finishes_a_request_is_ended_by_force(
     assert "no final count" in bench.restarts[0]
 
 
+def test_news_of_a_death_are_waited_for_but_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        waiting = asyncio.create_task(engine.news_of_death())
+        await asyncio.sleep(0)
+        assert [wait.what for wait in bench.waits.snapshot()] == ["news of its death"]
+        bench.process.die(-9)
+        await waiting
+        assert engine.dead.is_set()
+        monkeypatch.setattr(module, "NEWS_TIMEOUT_S", 0.01)
+        alive = await bench.supervisor.ready()
+        await alive.news_of_death()
+        assert not alive.dead.is_set()
+
+    bench.run(body)
+
+
 def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     kept: list[LiveEngine] = []

@@ -33,7 +33,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """The engine dies after `ids` arrived and `generated` were made; `version` None: nobody vouches for one."""
+    """The engine dies after `ids` arrived and `generated` were made; `version` None: nobody vouches for one.
+
+    It is handed out, and loses everything, until somebody waits for the news of its death.
+    """
 
     ids: tuple[int, ...]
     generated: int
@@ -76,6 +79,7 @@ class ScriptedEngine:
     incarnation: str
     engine_id: str = "engine-0"
     counts: dict[str, int] = field(default_factory=dict)
+    dying: bool = False
 
     @property
     def route(self) -> ScriptedEngine:
@@ -95,12 +99,16 @@ class ScriptedEngine:
         assert request_id in self.counts, f"nobody ever learns a final count of {request_id}"
         return self.counts[request_id]
 
+    async def news_of_death(self) -> None:
+        if self.dying:
+            self.supervisor.die(self)
+
     async def generate(
         self, request_id: str, token_ids: Sequence[int], *, max_tokens: int, top_logprobs: int = 0, **_: Any
     ) -> RouteOutput:
         asked = Asked(self.incarnation, request_id, tuple(token_ids), max_tokens)
         self.supervisor.asked.append(asked)
-        reply = self.supervisor.script(asked)
+        reply = Lost((), 0) if self.dying else self.supervisor.script(asked)
         await asyncio.sleep(0)
         match reply:
             case Answer(ids, version, finish):
@@ -110,7 +118,7 @@ class ScriptedEngine:
                 return RouteOutput(ids, (-0.5,) * len(ids), spans, finish, top)
             case Lost(ids, generated, at):
                 self.counts[request_id] = generated
-                self.supervisor.die(self)
+                self.dying = True
                 vouched = None if at is None else (VersionSpan(at, 0, len(ids)),) if ids else ()
                 raise EngineLost("engine-0 was lost", PartialOutput(request_id, ids, (-0.5,) * len(ids), vouched))
             case Refused():
@@ -148,7 +156,7 @@ class ScriptedControl:
 
 
 class ScriptedSupervisor:
-    """Hands out the live incarnation; one that dies has a successor at once."""
+    """Hands out the live incarnation; one that is known to be dead has a successor at once."""
 
     engine_id = "engine-0"
 
