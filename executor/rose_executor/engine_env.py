@@ -59,6 +59,9 @@ class EngineEnv:
         """Changes to an environment, as `launcher.Command` takes them."""
         return {
             **dict.fromkeys(_NOT_INHERITED),
+            # vLLM's processes put sockets and files between them there. A killed engine leaves them; the run's end,
+            # which removes this folder, does not.
+            "TMPDIR": str(self.control_socket.parent),
             ENGINE_ID: self.engine_id,
             INCARNATION: self.incarnation,
             WEIGHT_VERSION: str(self.weight_version),

@@ -92,7 +92,7 @@ async def probe_fresh(
                 (str(question), str(answer)),
                 log_path,
                 work_dir,
-                {"VLLM_CPU_KVCACHE_SPACE": None},
+                {"VLLM_CPU_KVCACHE_SPACE": None, "TMPDIR": str(work_dir)},
             )
         )
         code = await _ended(child, waits, timeout_s)

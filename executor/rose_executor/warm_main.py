@@ -21,6 +21,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -135,6 +136,7 @@ class WarmServer:
             environ = changed(os.environ, command["env"])
             os.environ.clear()
             os.environ.update(environ)
+            tempfile.tempdir = None  # Decided again, by the child's own TMPDIR.
             os.chdir(command["cwd"])
             fork_where_vllm_would_spawn()
             code = run_module(parent, command["module"], command["arguments"])

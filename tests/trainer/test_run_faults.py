@@ -329,8 +329,7 @@ def test_a_run_that_is_stopped_leaves_nothing(
     assert (report.outcome, report.cause) == ("stopped", "interrupted")
     assert (report.ledger.gap, report.ledger.violations) == (0, ())
     assert "Traceback" not in run.said()
-    if machine.litter():
-        pytest.xfail("engines leave the sockets between their processes in the temporary folder")
+    assert machine.litter() == []
 
 
 @pytest.mark.engine
