@@ -322,7 +322,16 @@ def test_a_full_disk_ends_the_run_with_what_is_free(bench: Bench) -> None:
     played.balanced()
 
 
-def test_a_full_output_folder_does_not_end_the_training(bench: Bench) -> None:
+@pytest.mark.parametrize(
+    "parity_every_steps",
+    [
+        0,
+        pytest.param(
+            1, marks=pytest.mark.xfail(reason="an engine that starts cannot write to its log, and ends", strict=False)
+        ),
+    ],
+)
+def test_a_full_output_folder_does_not_end_the_training(bench: Bench, parity_every_steps: int) -> None:
     output = bench.folder / "out"
 
     async def fill(bench: Bench) -> None:
@@ -335,9 +344,10 @@ def test_a_full_output_folder_does_not_end_the_training(bench: Bench) -> None:
 
     with small_disk(output, "1m"):
         with open_log(output / "log.jsonl") as log:
-            played = bench.play({"train": {"steps": 2}}, fill)
+            sections = {"train": {"steps": 2}, "weights": {"parity_every_steps": parity_every_steps}}
+            played = bench.play(sections, fill)
         assert log.lost_lines > 0
         with pytest.raises(ClusterError, match=r"report\.json could not be written"):
             write_report(played.report, output)
-    assert played.failure is None
+    assert played.failure is None, str(played.failure)
     assert len(played.balanced().steps) == 2
