@@ -7,6 +7,7 @@ Invariants
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -77,6 +78,7 @@ def subtract_all(boxes: Iterable[Box], holes: Iterable[Box]) -> list[Box]:
     return left
 
 
+@functools.lru_cache(4096)
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Elements between neighbours along each axis of a contiguous array."""
     return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
