@@ -110,7 +110,7 @@ class RolloutConfig(_Section):
 
     groups: int = Field(default=16, ge=1, le=65_536, description="Tasks per step.")
     group_size: int = Field(default=8, ge=2, le=4096, description="Attempts at each task, compared with each other.")
-    temperature: float = Field(default=1.0, gt=0, le=10, description="Sampling temperature of training and evaluation.")
+    temperature: float = Field(default=1.0, gt=0, le=2, description="Sampling temperature of training and evaluation.")
     max_new_tokens: int = Field(default=6, ge=1, le=1 << 20, description="Most tokens sampled in one turn.")
     turn_timeout_s: Seconds = Field(default=60.0, description="Longest wait for one turn of the engine, in seconds.")
 

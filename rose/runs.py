@@ -28,7 +28,8 @@ from rose.errors import ClusterError, DeadlineExceeded
 from rose.waits import WaitBoard
 
 SOCKET_PATH_BYTES_MAX = 107
-SOCKET_NAME_BYTES_MAX = 24
+SOCKET_NAME_BYTES_MAX = 36
+"""The engine's own processes name theirs by a UUID."""
 ROOT_LOCK_TIMEOUT_S = 10.0
 _POLL_S = 0.01
 _RUN_ID = re.compile(r"[a-z0-9][a-z0-9-]*-\d{8}-\d{6}-[0-9a-f]{4}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 from rose.processes import die_with_parent, forked_children_die_with_parent
 
@@ -14,6 +17,7 @@ def run_module(parent_pid: int, module: str, arguments: Sequence[str]) -> int:
     """Run `module` as `__main__` in this process and return the exit code it asked for."""
     die_with_parent(parent_pid)
     forked_children_die_with_parent()
+    sys.stdout, sys.stderr = _Lossy(sys.stdout), _Lossy(sys.stderr)
     sys.argv = [module, *arguments]
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -29,6 +33,32 @@ def run_module(parent_pid: int, module: str, arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     return 0
+
+
+class _Lossy(io.TextIOBase):
+    """A log that may be full: what cannot be written is lost, and the engine goes on."""
+
+    def __init__(self, log: TextIO) -> None:
+        self._log = log
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._log.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._log.flush()
+
+    def fileno(self) -> int:
+        return self._log.fileno()
+
+    def isatty(self) -> bool:
+        return False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._log.encoding
 
 
 if __name__ == "__main__":

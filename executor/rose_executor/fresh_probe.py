@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,10 @@ def compare(live: ProbeScores, fresh: ProbeScores) -> float:
                 f"probe {index}: live and fresh engine name {len(common)} of {len(ours)} likely tokens in common",
                 expected="the same weights on both sides",
             )
-        largest = max([largest, *(abs(ours[token] - theirs[token]) for token in common)])
+        for token in common:
+            difference = abs(ours[token] - theirs[token])
+            if not difference <= largest:  # also true of one that is not a number, which nothing exceeds
+                largest = math.inf if math.isnan(difference) else difference
     return largest
 
 

@@ -4,6 +4,7 @@ Invariants
 - One step makes one version. The rollout of a step is sampled under the version of the step before, whole.
 - A version is proven by a fresh engine while the next step goes on; at most one proof is open, none is skipped.
 - What the update took in is settled in the same step: trained or zero variance.
+- A run whose engine refuses everybody ends; so does one in which for three steps no trajectory came to its end.
 - A version that turns most actions malformed ends the run with an alarm that names the last good version.
 """
 
@@ -18,6 +19,7 @@ from itertools import groupby
 from typing import Literal
 
 from rose.config import Job
+from rose.errors import EngineError
 from rose.ledger import Account
 from rose.records import Group, Outcome, Purpose, Trajectory
 from rose.report.model import Step
@@ -30,10 +32,12 @@ from rose.trainer.parity import ParityCheck
 from rose.trainer.policy import Policy, Weights, changed_fraction, rounded_bf16
 from rose.trainer.publisher import Applied, Publisher
 from rose.trainer.recorder import Recorder
-from rose.trainer.rollout import Rollout, Task
+from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.update_stats import UpdateStats
 
 APPLY_TIMEOUT_S = 120.0
+BARREN_STEPS_MAX = 3
+"""Steps in a row without one completed trajectory, after which a run ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class TrainingLoop:
         self._parts = parts
         self._alarm = MalformedAlarm(AlarmSettings(limit=job.alarm.malformed_max))
         self._rng = random.Random(job.run.seed)
+        self._barren_steps = 0
         self._published: Weights = rounded_bf16(parts.policy.weights())
         self._settings = GrpoSettings(
             minibatches=job.train.minibatches,
@@ -78,7 +83,8 @@ class TrainingLoop:
     async def run(self) -> None:
         """Evaluate, train all steps, evaluate.
 
-        Raises TrainingError (alarm, or not finite), ContractError (parity), or what a part raised.
+        Raises TrainingError (alarm, or not finite), ContractError (parity), EngineError or EnvironmentFailed (nothing
+        comes to its end), or what a part raised.
         """
         steps = self._job.train.steps
         await self._prove(0)
@@ -120,7 +126,17 @@ class TrainingLoop:
         with self._parts.recorder.during("rollout"):
             trajectories = await self._parts.rollout.run(tasks)
         self._parts.recorder.trajectories(trajectories)
+        self._watch_completion(trajectories)
         return _Sampled(trajectories, time.monotonic() - start_s)
+
+    def _watch_completion(self, trajectories: Sequence[Trajectory]) -> None:
+        """A task's backend may be down for a while; an engine that refuses everybody, or a task that never works, ends
+        the run.
+        """
+        why = why_none_completed(trajectories)
+        self._barren_steps = 0 if why is None else self._barren_steps + 1
+        if why is not None and (isinstance(why, EngineError) or self._barren_steps >= BARREN_STEPS_MAX):
+            raise why
 
     def _watch_actions(self, version: int, trajectories: Sequence[Trajectory]) -> None:
         actions = sum(len(trajectory.turns) for trajectory in trajectories)

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -105,19 +106,10 @@ class Rollout:
         self._messages: dict[str, Conversation] = {}
 
     async def run(self, tasks: Sequence[Task]) -> list[Trajectory]:
-        """One trajectory per task, in the order of `tasks`.
-
-        Raises EngineError if the engine failed every single one: that is no bad trajectory, and going on is pointless.
-        """
+        """One trajectory per task, in the order of `tasks`."""
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._one(task)) for task in tasks]
-        trajectories = [each.result() for each in running]
-        if all(trajectory.outcome is Outcome.ABORTED for trajectory in trajectories):
-            raise EngineError(
-                f"not one of {len(trajectories)} trajectories was sampled to its end; the first: "
-                f"{trajectories[0].failure}"
-            )
-        return trajectories
+        return [each.result() for each in running]
 
     async def first_prompt(self, seed: int, episode_id: str) -> tuple[int, ...]:
         """What the model would be asked first in a task, which is not played.
@@ -215,6 +207,23 @@ class Rollout:
             )
         )
         return conversation.answer(sampled.output_ids)
+
+
+def why_none_completed(trajectories: Sequence[Trajectory]) -> EngineError | EnvironmentFailed | None:
+    """By what most of them ended, if not a single trajectory came to its end; else None."""
+    outcomes = Counter(trajectory.outcome for trajectory in trajectories)
+    if outcomes[Outcome.COMPLETED]:
+        return None
+    ((outcome, count),) = outcomes.most_common(1)
+    first = next(trajectory.failure for trajectory in trajectories if trajectory.outcome is outcome)
+    what = f"not one of {len(trajectories)} trajectories came to its end; {count} are {outcome}, the first: {first}"
+    match outcome:
+        case Outcome.ABORTED:
+            return EngineError(what, to_do="see the engine's log")
+        case Outcome.TRUNCATED:
+            return EnvironmentFailed(what, to_do="raise engine.max_model_len, or let the environment say less")
+        case _:
+            return EnvironmentFailed(what, to_do="mend the environment, or raise its deadlines")
 
 
 class _ContextFull(Exception):

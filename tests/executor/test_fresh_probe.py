@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rose.errors import ContractError
@@ -27,6 +29,12 @@ def test_mostly_different_ids_are_another_distribution() -> None:
         compare(ProbeScores((TEN,)), ProbeScores((other,)))
     with pytest.raises(ContractError, match="0 of 0"):
         compare(ProbeScores(({},)), ProbeScores(({},)))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_is_not_a_number_differs_from_everything(order: int) -> None:
+    broken = {**TEN, 4: math.nan}
+    assert compare(*(ProbeScores((TEN, TEN)), ProbeScores((broken, TEN)))[::order]) == math.inf
 
 
 def test_other_questions_cannot_be_compared() -> None:

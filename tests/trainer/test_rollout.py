@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,7 @@ from rose.errors import EngineError, EnvironmentFailed
 from rose.ledger import Account
 from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
-from rose.trainer.rollout import Rollout, Task
+from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.sampler import SamplingSettings, TurnSampler
 from rose.waits import WaitBoard
 
@@ -237,10 +238,27 @@ def test_an_engine_that_refuses_one_turn_aborts_that_trajectory_alone(bench: Ben
     assert bench.closes()[Account.ABORTED] == 2 + 12
 
 
-def test_an_engine_that_refuses_everybody_ends_the_rollout(bench: Bench) -> None:
-    with pytest.raises(EngineError, match=r"not one of 3 trajectories.*refused t0\.0\.0"):
-        bench.play(World(), [a_task(i) for i in range(3)], lambda asked: Refused())
+def test_an_engine_that_refuses_everybody_is_told_by_its_first_refusal(bench: Bench) -> None:
+    played = bench.play(World(), [a_task(i) for i in range(3)], lambda asked: Refused())
+    why = why_none_completed(played)
+    assert isinstance(why, EngineError)
+    assert re.search(r"not one of 3 trajectories.*refused t0\.0\.0", str(why))
     bench.closes()
+
+
+def ended(outcome: Outcome) -> Trajectory:
+    return Trajectory("t", "g", 0, Purpose.TRAIN, (), 0.0, False, outcome, failure="for a reason")
+
+
+def test_one_completed_trajectory_is_enough() -> None:
+    assert why_none_completed([ended(Outcome.ABORTED), ended(Outcome.COMPLETED)]) is None
+
+
+@pytest.mark.parametrize("most", [Outcome.ENVIRONMENT_FAILED, Outcome.TRUNCATED])
+def test_what_ended_most_is_to_blame(most: Outcome) -> None:
+    why = why_none_completed([ended(Outcome.ABORTED), ended(most), ended(most)])
+    assert isinstance(why, EnvironmentFailed)
+    assert f"2 are {most}" in str(why)
 
 
 def test_an_engine_that_dies_in_mid_turn_leaves_a_turn_of_two_parts(bench: Bench) -> None:

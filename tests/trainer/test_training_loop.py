@@ -14,7 +14,7 @@ import torch
 from stand_ins import a_job, a_run
 from tiny_policy import VOCABULARY, tiny_policy
 
-from rose.errors import ContractError, TrainingError
+from rose.errors import ContractError, EngineError, EnvironmentFailed, TrainingError
 from rose.ledger import Account
 from rose.metrics import Metrics
 from rose.records import Finish, Outcome, Purpose, Trajectory, Turn, VersionSpan
@@ -236,15 +236,37 @@ def test_failed_and_empty_trajectories_are_data(bench: Callable[..., Bench]) -> 
     assert dict(made.recorder.failures) == {"its step raised E: boom": 3}
 
 
-def test_a_step_in_which_every_environment_failed_still_makes_a_version(bench: Callable[..., Bench]) -> None:
-    def rule(task: Task, version: int) -> dict[str, Any]:
-        failed = {"outcome": Outcome.ENVIRONMENT_FAILED, "turns": (), "failure": "environment: all down"}
-        return failed if task.purpose is Purpose.TRAIN else {}
+def failing_until(last_failing_version: int, outcome: Outcome) -> Callable[[Task, int], dict[str, Any]]:
+    """Nothing comes to its end in training under version 0 up to `last_failing_version`."""
 
-    made = bench(rule)
+    def rule(task: Task, version: int) -> dict[str, Any]:
+        if task.purpose is Purpose.EVALUATION or version > last_failing_version:
+            return split(task, version)
+        return {"outcome": outcome, "turns": (), "failure": "all down"}
+
+    return rule
+
+
+def test_environments_that_are_down_for_two_steps_do_not_end_the_run(bench: Callable[..., Bench]) -> None:
+    made = bench(failing_until(1, Outcome.ENVIRONMENT_FAILED))
     made.run()
     assert list(made.publisher.published) == [1, 2, 3]
-    assert [step.loss for step in made.recorder.steps] == [made.recorder.steps[0].loss] * 3
+    made.closes()
+
+
+def test_environments_that_never_work_end_the_run_after_three_steps(bench: Callable[..., Bench]) -> None:
+    made = bench(failing_until(9, Outcome.ENVIRONMENT_FAILED))
+    with pytest.raises(EnvironmentFailed, match=r"not one of .* came to its end"):
+        made.run()
+    assert list(made.publisher.published) == [1, 2]
+    made.closes()
+
+
+def test_an_engine_that_refuses_everybody_ends_the_run_at_once(bench: Callable[..., Bench]) -> None:
+    made = bench(failing_until(9, Outcome.ABORTED))
+    with pytest.raises(EngineError, match="not one of"):
+        made.run()
+    assert list(made.publisher.published) == []
     made.closes()
 
 
