@@ -1,0 +1,136 @@
+/* The two loops that decide the encoder's speed, per instruction set. Included by lane.h.
+ *
+ * find: positions (those in the tile: `from` more than in `old` and `new`) at which n elements differ. Whole vectors
+ * are stored: `at` has room for SLACK positions more than there are elements.
+ * write_gap8: positions to gap codes; `out` has room for SLACK bytes more than are written.
+ */
+
+#if ISA == AVX512 && LANE == 2
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+{
+    const __m512i lanes = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13,
+                                           12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    size_t k = 0, i = 0;
+    for (; i + 32 <= n; i += 32) {
+        uint32_t differ = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
+        __m512i found = _mm512_add_epi16(_mm512_maskz_compress_epi16(differ, lanes), _mm512_set1_epi16((short)(from + i)));
+        unsigned count = (unsigned)__builtin_popcount(differ);
+        if (__builtin_expect(count <= 8, 1)) /* a full store crosses lines of the cache, and most find little */
+            _mm_storeu_si128((__m128i *)(at + k), _mm512_castsi512_si128(found));
+        else
+            _mm512_storeu_si512(at + k, found);
+        k += count;
+    }
+    for (; i < n; i++)
+        if (old[i] != new[i])
+            at[k++] = (uint16_t)(from + i);
+    return k;
+}
+
+#elif ISA == AVX512
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+{
+    const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    size_t k = 0, i = 0;
+    for (; i + 16 <= n; i += 16) {
+        uint32_t differ = _mm512_cmpneq_epu32_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
+        __m512i here = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(from + i)));
+        __m512i found = _mm512_maskz_compress_epi32((__mmask16)differ, here);
+        _mm256_storeu_si256((__m256i *)(at + k), _mm512_cvtepi32_epi16(found));
+        k += (size_t)__builtin_popcount(differ);
+    }
+    for (; i < n; i++)
+        if (old[i] != new[i])
+            at[k++] = (uint16_t)(from + i);
+    return k;
+}
+
+#else
+
+#if ISA == AVX2
+/* One bit for each of the 64 / LANE elements of a cache line. */
+TARGET static inline uint32_t NAME(differ)(const ELEM *old, const ELEM *new)
+{
+    __m256i o0 = _mm256_loadu_si256((const __m256i *)old), o1 = _mm256_loadu_si256((const __m256i *)old + 1);
+    __m256i n0 = _mm256_loadu_si256((const __m256i *)new), n1 = _mm256_loadu_si256((const __m256i *)new + 1);
+#if LANE == 2
+    __m256i same = _mm256_packs_epi16(_mm256_cmpeq_epi16(o0, n0), _mm256_cmpeq_epi16(o1, n1));
+    return ~(uint32_t)_mm256_movemask_epi8(_mm256_permute4x64_epi64(same, 0xd8));
+#else
+    uint32_t low = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(o0, n0)));
+    uint32_t high = (uint32_t)_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(o1, n1)));
+    return (low | high << 8) ^ 0xffff;
+#endif
+}
+#else
+TARGET static inline uint32_t NAME(differ)(const ELEM *old, const ELEM *new)
+{
+    ELEM any = 0;
+    for (size_t i = 0; i < 64 / LANE; i++)
+        any |= old[i] ^ new[i];
+    if (__builtin_expect(any == 0, 1))
+        return 0;
+    uint32_t bits = 0;
+    for (size_t i = 0; i < 64 / LANE; i++)
+        bits |= (uint32_t)(old[i] != new[i]) << i;
+    return bits;
+}
+#endif
+
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+{
+    size_t k = 0, i = 0;
+    for (; i + 64 / LANE <= n; i += 64 / LANE)
+        for (uint32_t bits = NAME(differ)(old + i, new + i); bits; bits &= bits - 1)
+            at[k++] = (uint16_t)(from + i + (size_t)__builtin_ctz(bits));
+    for (; i < n; i++)
+        if (old[i] != new[i])
+            at[k++] = (uint16_t)(from + i);
+    return k;
+}
+#endif
+
+/* `next` is the position behind the last element written before. */
+TARGET static inline uint8_t *NAME(write_gaps)(const uint16_t *at, size_t k, uint32_t next, uint8_t *q)
+{
+    for (size_t j = 0; j < k; j++) {
+        uint32_t gap = at[j] - next;
+        next = at[j] + 1u;
+        uint32_t skips = gap / SKIP;
+        memset(q, SKIP, 8); /* most are fewer, and a branch on how many would be mispredicted */
+        if (__builtin_expect(skips > 8, 0))
+            memset(q, SKIP, skips);
+        q += skips;
+        *q++ = (uint8_t)(gap - skips * SKIP);
+    }
+    return q;
+}
+
+#if ISA == AVX512
+TARGET static void NAME(write_gap8)(const uint16_t *at, size_t k, uint8_t *q)
+{
+    const __m512i one = _mm512_set1_epi16(1), skip = _mm512_set1_epi16(SKIP), two = _mm512_set1_epi16(2 * SKIP);
+    if (k == 0)
+        return;
+    q = NAME(write_gaps)(at, 1, 0, q);
+    size_t j = 1;
+    for (; j + 32 <= k; j += 32) {
+        __m512i gap = _mm512_sub_epi16(_mm512_loadu_si512(at + j), _mm512_loadu_si512(at + j - 1));
+        gap = _mm512_sub_epi16(gap, one);
+        if (_mm512_cmpge_epu16_mask(gap, two)) {
+            q = NAME(write_gaps)(at + j, 32, at[j - 1] + 1u, q);
+            continue;
+        }
+        /* Each gap as the pair (skip, rest); then the skips that are not needed are squeezed out. */
+        __mmask32 far = _mm512_cmpge_epu16_mask(gap, skip);
+        gap = _mm512_mask_sub_epi16(gap, far, gap, skip);
+        __m512i pairs = _mm512_or_si512(_mm512_slli_epi16(gap, 8), skip);
+        __mmask64 kept = _pdep_u64(far, 0x5555555555555555u) | 0xaaaaaaaaaaaaaaaau;
+        _mm512_storeu_si512(q, _mm512_maskz_compress_epi8(kept, pairs));
+        q += 32 + __builtin_popcount(far);
+    }
+    NAME(write_gaps)(at + j, k - j, at[j - 1] + 1u, q);
+}
+#else
+TARGET static void NAME(write_gap8)(const uint16_t *at, size_t k, uint8_t *q) { NAME(write_gaps)(at, k, 0, q); }
+#endif
