@@ -22,57 +22,18 @@
 #define AVX512 2
 
 #define LANE 2
+#define BITS 16
 #define ELEM uint16_t
 #define SIGNED int16_t
-#define ISA SCALAR
-#define TARGET
-#define NAME(x) x##_16_scalar
-#include "lane.h"
-#ifdef X86
-#undef ISA
-#undef TARGET
-#undef NAME
-#define ISA AVX2
-#define TARGET __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt")))
-#define NAME(x) x##_16_avx2
-#include "lane.h"
-#undef ISA
-#undef TARGET
-#undef NAME
-#define ISA AVX512
-#define TARGET __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2")))
-#define NAME(x) x##_16_avx512
-#include "lane.h"
-#endif
+#include "isas.h"
 
-#undef LANE
-#undef ELEM
-#undef SIGNED
-#undef ISA
-#undef TARGET
-#undef NAME
 #define LANE 4
+#define BITS 32
 #define ELEM uint32_t
 #define SIGNED int32_t
-#define ISA SCALAR
-#define TARGET
-#define NAME(x) x##_32_scalar
-#include "lane.h"
+#include "isas.h"
+
 #ifdef X86
-#undef ISA
-#undef TARGET
-#undef NAME
-#define ISA AVX2
-#define TARGET __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt")))
-#define NAME(x) x##_32_avx2
-#include "lane.h"
-#undef ISA
-#undef TARGET
-#undef NAME
-#define ISA AVX512
-#define TARGET __attribute__((target("avx2,bmi,bmi2,popcnt,lzcnt,avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi2")))
-#define NAME(x) x##_32_avx512
-#include "lane.h"
 #define EACH(call) \
     switch (level * 8 + lane) { \
     case SCALAR * 8 + 2: call(16_scalar); break; \
