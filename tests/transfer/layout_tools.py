@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import numpy as np
+import torch.distributed as dist
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rose_transfer.layout.box import Box, row_major
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
@@ -76,3 +79,13 @@ def whole_layout(holder: str, parameters: Mapping[str, Parameter]) -> Layout:
         if 0 not in value.shape
     ]
     return Layout(holder, parameters, tensors, tuple(pieces))
+
+
+@contextmanager
+def rank_of(rank: int, world_size: int) -> Iterator[None]:
+    """Be one rank of a process group that only pretends: nothing is ever sent."""
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

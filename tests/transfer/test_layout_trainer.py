@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import layout_tools as tools
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_tools import rank_of
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rose.errors import TransferError
 from rose_transfer.layout.box import Box
+from rose_transfer.layout.export import Export
 from rose_transfer.layout.holdings import Replication, replication
 from rose_transfer.layout.layout import Layout, LocalTensor, Pad, Parameter, Piece
 from rose_transfer.layout.plan import plan
 from rose_transfer.layout.sharding import Place, Split, shard_of
 from rose_transfer.layout.sources import Sources
-from rose_transfer.layout.trainer_layout import trainer_layout
+from rose_transfer.layout.trainer_layout import trainer_layout as exported_layout
 
 FSDP, TP = 4, 2
 
 
-@contextmanager
-def rank_of(rank: int, world_size: int = FSDP * TP) -> Iterator[None]:
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+def trainer_layout(holder: str, tensors: dict[str, torch.Tensor], model: dict[str, Parameter]) -> Layout:
+    """The layout of a trainer whose tensors are named as published."""
+    return exported_layout(holder, tensors, model, Export.under_own_names(model))
 
 
 def mesh() -> DeviceMesh:
@@ -75,7 +68,7 @@ def test_a_dtensor_holds_what_its_layout_says(shape: tuple[int, int], placements
     model = {"w": Parameter(shape, "bfloat16")}
     layouts = []
     for rank in range(FSDP * TP):
-        with rank_of(rank):
+        with rank_of(rank, FSDP * TP):
             tensor = distribute_tensor(tags("w", model), mesh(), placements, src_data_rank=None)
             layouts.append(trainer_layout(f"trainer {rank}", {"w": tensor}, model))
             check(layouts[-1], model, {"w": tensor.to_local()})
@@ -110,7 +103,7 @@ def test_fsdp_over_tensor_parallel_with_uneven_and_empty_shards(rows: int) -> No
     model = {name: Parameter(shape, "bfloat16") for name, shape in shapes.items()}
     layouts = []
     for rank in range(FSDP * TP):
-        with rank_of(rank):
+        with rank_of(rank, FSDP * TP):
             parameters = sharded(rows, model)
             layouts.append(trainer_layout(f"trainer {rank}", parameters, model))
             local = {n: p.to_local() if isinstance(p, DTensor) else p for n, p in parameters.items()}
@@ -126,7 +119,7 @@ def test_fsdp_over_tensor_parallel_with_uneven_and_empty_shards(rows: int) -> No
 
 
 def test_the_last_fsdp_ranks_may_hold_nothing() -> None:
-    with rank_of(FSDP * TP - 1):
+    with rank_of(FSDP * TP - 1, FSDP * TP):
         model = {"up.weight": Parameter((6, 6), "bfloat16")}
         tensor = distribute_tensor(tags("up.weight", model), mesh()["fsdp"], [Shard(0)], src_data_rank=None)
         layout = trainer_layout("trainer 7", {"up.weight": tensor}, model)
@@ -196,21 +189,21 @@ def _engine_rank(rank: int, model: dict[str, Parameter]) -> Layout:
 
 
 def test_a_rank_outside_the_mesh_holds_nothing() -> None:
-    with rank_of(5):
+    with rank_of(5, FSDP * TP):
         half = DeviceMesh("cpu", [0, 1, 2, 3])
         tensor = DTensor.from_local(torch.empty(0), half, [Shard(0)], run_check=False, shape=(8,), stride=(1,))
         assert trainer_layout("trainer 5", {"w": tensor}, {"w": Parameter((8,), "bfloat16")}).pieces == ()
 
 
 def test_partial_sums_are_refused() -> None:
-    with rank_of(0):
+    with rank_of(0, FSDP * TP):
         tensor = DTensor.from_local(torch.zeros(4), mesh()["tp"], [Partial()], run_check=False)
         with pytest.raises(TransferError, match=r"trainer 0: w is placed as .*not partial sums"):
             trainer_layout("trainer 0", {"w": tensor}, {"w": Parameter((4,), "bfloat16")})
 
 
 def test_a_local_shape_that_no_reading_gives_is_refused() -> None:
-    with rank_of(0):
+    with rank_of(0, FSDP * TP):
         tensor = DTensor.from_local(torch.zeros(3), mesh()["tp"], [Shard(0)], run_check=False, shape=(8,), stride=(1,))
         with pytest.raises(TransferError, match=r"trainer 0: the local part of w has shape \(3,\), which no reading"):
             trainer_layout("trainer 0", {"w": tensor}, {"w": Parameter((8,), "bfloat16")})
@@ -219,14 +212,14 @@ def test_a_local_shape_that_no_reading_gives_is_refused() -> None:
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(4, 3), r"another shape for w, here \(4, 3\)"),
-        (torch.zeros(4, 2).T.contiguous().T, "w is not contiguous"),
+        (torch.zeros(4, 3), r"trainer 0: w has shape \(4, 3\); expected \(4, 2\), as exported"),
+        (torch.zeros(4, 2).T.contiguous().T, "trainer 0: w is not contiguous"),
     ],
 )
 def test_tensors_that_are_not_as_published_are_refused(tensor: torch.Tensor, message: str) -> None:
     with pytest.raises(TransferError, match=message):
         trainer_layout("trainer 0", {"w": tensor}, {"w": Parameter((4, 2), "bfloat16")})
-    with pytest.raises(TransferError, match="has no parameter w"):
+    with pytest.raises(TransferError, match=r"trainer 0: w has shape .* expected no such tensor"):
         trainer_layout("trainer 0", {"w": tensor}, {})
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rose.errors import TransferError
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.coverage import cover
-from rose_transfer.layout.strided import View, box_copies
+from rose_transfer.layout.strided import View, view_boxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,8 @@ def check_written(layout: Layout, pieces: Iterable[Piece]) -> None:
     pads = _pads(layout)
     for name, tensor in layout.tensors.items():
         boxes, padding = written.get(name, []), pads.get(name, [])
+        if not padding and boxes == [Box.whole(tensor.shape)]:
+            continue
         coverage = cover(tensor.shape, [*boxes, *padding])
         twice = coverage.first(coverage.counts > 1)
         if twice is not None:
@@ -126,6 +128,8 @@ def check_source(layout: Layout) -> None:
     """Raises TransferError that names tensor and holder if pieces lie outside or share elements."""
     held = _local_boxes(layout, layout.pieces)
     for name, boxes in held.items():
+        if len(boxes) == 1:
+            continue
         coverage = cover(layout.tensors[name].shape, boxes)
         twice = coverage.first(coverage.counts > 1)
         if twice is not None:
@@ -153,8 +157,7 @@ def _boxes_of(layout: Layout, piece: Piece) -> Iterator[Box]:
         what = "lies outside" if piece.box.elements else "is empty"
         raise TransferError(f"{where} {what}", expected=f"elements of shape {parameter.shape}")
     try:
-        for copy in box_copies(tensor.shape, piece.view, tensor.shape, piece.view):
-            yield copy.source
+        yield from view_boxes(tensor.shape, piece.view)
     except TransferError as error:
         raise TransferError(f"{where}: {error.what}", expected=error.expected) from error
 

@@ -103,6 +103,14 @@ def box_copies(
 
 def view_boxes(shape: tuple[int, ...], view: View) -> list[Box]:
     """The boxes of a row-major array that a view covers; raises as `box_copies` does."""
+    if 0 not in view.sizes:
+        _check_reach(shape, view)
+        kept = [dim for dim, size in enumerate(view.sizes) if size > 1]
+        sizes, strides = tuple(view.sizes[dim] for dim in kept), tuple(view.strides[dim] for dim in kept)
+        copy = _Copy((view.offset, view.offset), sizes, tuple(zip(strides, strides, strict=True)))
+        fit = _Fit.of(shape, copy, 0)
+        if fit.aligned:
+            return [fit.box(copy)]
     return [copy.source for copy in box_copies(shape, view, shape, view)]
 
 
@@ -172,9 +180,13 @@ class _Fit:
             rest %= stride
         for dim, (size, strides) in enumerate(zip(copy.sizes, copy.strides, strict=True)):
             fit._place(dim, size, strides[side], axis_strides)
-            if fit.split is not None or fit.stray is not None:
+            if not fit.aligned:
                 break
         return fit
+
+    @property
+    def aligned(self) -> bool:
+        return self.split is None and self.stray is None
 
     def _place(self, dim: int, size: int, stride: int, axis_strides: tuple[int, ...]) -> None:
         axes = [axis for axis, own in enumerate(axis_strides) if own == stride and self.shape[axis] > 1]

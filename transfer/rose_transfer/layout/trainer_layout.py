@@ -15,34 +15,36 @@ from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from rose.errors import TransferError
 from rose_transfer.layout.dtypes import dtype_name
+from rose_transfer.layout.export import Export
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece, check_source
 from rose_transfer.layout.sharding import Place, Split, shard_of
 
 
-def trainer_layout(holder: str, tensors: Mapping[str, torch.Tensor], published: Mapping[str, Parameter]) -> Layout:
-    """What this rank holds. `tensors` are its parameters under their published names, tied ones once.
+def trainer_layout(
+    holder: str, tensors: Mapping[str, torch.Tensor], published: Mapping[str, Parameter], export: Export
+) -> Layout:
+    """What this rank holds of the published model. `tensors` are its parameters under its own names, tied ones once.
 
-    `published` describes the whole model; its dtype may be narrower than that of a master weight. Plain
-    tensors are held whole. A rank outside a DTensor's mesh holds nothing of it.
+    `published` describes the whole model; its dtype may be narrower than that of a master weight. `export` says
+    what becomes of each tensor. Plain tensors are held whole. A rank outside a DTensor's mesh holds nothing of it.
 
-    Raises TransferError that names tensor and holder if a name is not published, a shape differs, a tensor
+    Raises TransferError that names tensor and holder if a tensor is unknown to the export, has another shape,
     is not contiguous, holds partial sums, or is a shard that its placements do not tell for certain.
     """
     locals_: dict[str, LocalTensor] = {}
     pieces: list[Piece] = []
     for name, tensor in tensors.items():
-        parameter = published.get(name)
-        if parameter is None or tuple(tensor.shape) != parameter.shape:
-            found = f"has no parameter {name}" if parameter is None else f"has another shape for {name}"
+        if export.shapes.get(name) != tuple(tensor.shape):
             raise TransferError(
-                f"{holder}: the published model {found}, here {tuple(tensor.shape)}",
-                expected="each parameter under its published name and in its published shape",
+                f"{holder}: {name} has shape {tuple(tensor.shape)}",
+                expected=f"{export.shapes.get(name, 'no such tensor')}, as exported",
             )
         local, own = _shard(holder, name, tensor)
         if not local.is_contiguous():
             raise TransferError(f"{holder}: {name} is not contiguous in memory", expected="row-major parameters")
         locals_[name] = LocalTensor(tuple(local.shape), dtype_name(local.dtype))
-        pieces += own
+        parts = (part.piece(held) for held in own for part in export.parts[name])
+        pieces += [piece for piece in parts if piece is not None]
     layout = Layout(holder, dict(published), locals_, tuple(pieces))
     check_source(layout)
     return layout
