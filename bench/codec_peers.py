@@ -1,0 +1,65 @@
+"""What others send for a sparse change, made again as they describe it, in the language they use: NumPy and zstd.
+
+Each is a pair of functions: `encode(old, new)` gives the bytes, `decode(data, target)` changes the old bits in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+Bits = NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`name` is that of its figures; `method` says what it is and who does it."""
+
+    name: str
+    method: str
+    encode: Callable[[Bits, Bits], bytes]
+    decode: Callable[[bytes, Bits], None]
+
+
+def _encode_index32(old: Bits, new: Bits) -> bytes:
+    at = np.flatnonzero(old != new)
+    return at.astype(np.uint32).tobytes() + new[at].tobytes()
+
+
+def _decode_index32(data: bytes, target: Bits) -> None:
+    count = len(data) // 6
+    target[np.frombuffer(data, np.uint32, count)] = np.frombuffer(data, np.uint16, count, offset=4 * count)
+
+
+def _encode_gap_xor(old: Bits, new: Bits) -> bytes:
+    at = np.flatnonzero(old != new)
+    gaps = np.diff(at, prepend=-1) - 1
+    if gaps.size and int(gaps.max()) > 0xFFFF:
+        raise ValueError("a gap that does not fit 16 bits")
+    return zstandard.ZstdCompressor(level=1).compress(gaps.astype(np.uint16).tobytes() + (new[at] ^ old[at]).tobytes())
+
+
+def _decode_gap_xor(data: bytes, target: Bits) -> None:
+    whole = zstandard.ZstdDecompressor().decompress(data)
+    count = len(whole) // 4
+    at = np.cumsum(np.frombuffer(whole, np.uint16, count).astype(np.int64) + 1) - 1
+    target[at] ^= np.frombuffer(whole, np.uint16, count, offset=2 * count)
+
+
+def _encode_xor(old: Bits, new: Bits) -> bytes:
+    return zstandard.ZstdCompressor(level=1).compress(np.bitwise_xor(old, new).data)
+
+
+def _decode_xor(data: bytes, target: Bits) -> None:
+    target ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint16)
+
+
+PEERS = (
+    Peer("index32", "32-bit index and new bits (verl, vLLM, TRL)", _encode_index32, _decode_index32),
+    Peer("gap_xor_zstd", "16-bit gaps and XOR, zstd (NeMo-RL, PULSE)", _encode_gap_xor, _decode_gap_xor),
+    Peer("xor_zstd", "XOR of everything, zstd (slime, SkyRL)", _encode_xor, _decode_xor),
+)
