@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from rose_executor.engine_rank import EngineRank, emulated
+from rose_transfer.layout.layout import Parameter
+
+_HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A folder with a model's `config.json`; whether its checkpoint stores a head; the dtype the engine computes in."""
+    """A folder with a model's `config.json`, the tensors of its checkpoint, and the dtype an engine computes in."""
 
     model_dir: Path
-    stores_head: bool
+    parameters: Mapping[str, Parameter]
     dtype: torch.dtype
 
 
@@ -30,10 +33,11 @@ def as_rank(source: ModelSource, rank: EngineRank) -> Iterator[Any]:
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     folder = str(source.model_dir)
-    model_config = ModelConfig(
-        model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype=source.dtype, enforce_eager=True
-    )
-    if source.stores_head:
+    with _classes_inspected_here():
+        model_config = ModelConfig(
+            model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype=source.dtype, enforce_eager=True
+        )
+    if any(name.endswith(_HEAD) for name in source.parameters):
         # vLLM builds a head of its own where the files hold one, whatever the configuration says of tying.
         for config in (model_config.hf_config, model_config.hf_config.get_text_config()):
             config.tie_word_embeddings = False
@@ -48,6 +52,25 @@ def as_rank(source: ModelSource, rank: EngineRank) -> Iterator[Any]:
     config.parallel_config.enable_expert_parallel = rank.expert_parallel
     with emulated(rank), _own_rotary_tables(), set_current_vllm_config(config), set_default_torch_dtype(source.dtype):
         yield config
+
+
+@contextmanager
+def _classes_inspected_here() -> Iterator[None]:
+    """vLLM looks at a model class it has not seen before in a new interpreter, which imports everything again.
+
+    That keeps its own process free of CUDA; this one imports the class next in any case.
+    """
+    from vllm.model_executor.models import registry
+
+    def run_here(fn: Callable[[], Any]) -> Any:
+        return fn()
+
+    before = registry._run_in_subprocess
+    registry._run_in_subprocess = run_here
+    try:
+        yield
+    finally:
+        registry._run_in_subprocess = before
 
 
 @contextmanager

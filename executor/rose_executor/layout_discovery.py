@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from rose.errors import TransferError
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_trace import trace_layout
-from rose_transfer.layout.layout import Layout, Parameter
+from rose_transfer.layout.layout import Layout
 from rose_transfer.layout.layout_cache import LayoutCache
 
 _OUR_TRACING = ("copy_recorder.py", "engine_model.py", "engine_rank.py", "layout_trace.py")
@@ -30,19 +30,17 @@ _VLLM_LOADING = ("_version.py", "config", "distributed/parallel_state.py", "mode
 _SECRET = ("KEY", "TOKEN", "PASSWORD", "SECRET")
 
 
-def discover_layout(
-    holder: str, source: ModelSource, parameters: Mapping[str, Parameter], rank: EngineRank, cache: LayoutCache
-) -> Layout:
+def discover_layout(holder: str, source: ModelSource, rank: EngineRank, cache: LayoutCache) -> Layout:
     """`trace_layout`, unless the cache holds what it would give. Raises TransferError as that does."""
-    key = layout_key(source, parameters, rank)
+    key = layout_key(source, rank)
     layout = cache.get(key, holder)
     if layout is None:
-        layout = trace_layout(holder, source, parameters, rank)
+        layout = trace_layout(holder, source, rank)
         cache.put(key, layout)
     return layout
 
 
-def layout_key(source: ModelSource, parameters: Mapping[str, Parameter], rank: EngineRank) -> str:
+def layout_key(source: ModelSource, rank: EngineRank) -> str:
     """64 hex digits that change with anything that a traced layout depends on.
 
     Raises TransferError if the model's configuration cannot be read or vLLM is not installed.
@@ -54,9 +52,8 @@ def layout_key(source: ModelSource, parameters: Mapping[str, Parameter], rank: E
         raise TransferError(f"{config} cannot be read: {error}", expected="the configuration of a model") from error
     described = {
         "model": model,
-        "stores_head": source.stores_head,
         "dtype": str(source.dtype),
-        "parameters": {name: [value.dtype, value.shape] for name, value in parameters.items()},
+        "parameters": {name: [value.dtype, value.shape] for name, value in source.parameters.items()},
         "rank": str(rank),
         "torch": torch.__version__,
         "loader": loader_fingerprint(),

@@ -25,8 +25,8 @@ from rose_transfer.layout.layout import Layout, LocalTensor, Pad, Parameter, Pie
 from rose_transfer.layout.strided import box_copies, view_boxes
 
 
-def trace_layout(holder: str, source: ModelSource, parameters: Mapping[str, Parameter], rank: EngineRank) -> Layout:
-    """Which slices of `parameters`, the tensors of the checkpoint, `rank` would hold, and where.
+def trace_layout(holder: str, source: ModelSource, rank: EngineRank) -> Layout:
+    """Which slices of the tensors of the checkpoint `rank` would hold, and where.
 
     Takes seconds for models of tens of thousands of tensors, and no memory for weights. Raises TransferError
     that names the tensor and `holder` if the loader fails, does more than move slices, or leaves an element of
@@ -42,11 +42,11 @@ def trace_layout(holder: str, source: ModelSource, parameters: Mapping[str, Para
                 expected="a model and a place in it that an engine could have",
             ) from error
         targets = _targets(holder, model)
-        feed = _Feed(holder, parameters)
+        feed = _Feed(holder, source.parameters)
         recorder = CopyRecorder(holder, feed.tensors, targets)
         with recorder:
             feed.into(model)
-    return _layout(holder, parameters, model, targets, recorder)
+    return _layout(holder, source.parameters, model, targets, recorder)
 
 
 def _layout(

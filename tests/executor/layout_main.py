@@ -21,6 +21,8 @@ import dataclasses
 from unittest import mock
 
 import torch
+import transformers
+from transformers.core_model_loading import revert_weight_conversion
 from vllm import ModelRegistry
 from vllm.distributed import parallel_state
 from vllm.model_executor.layers import rotary_embedding
@@ -72,6 +74,52 @@ TWINS: dict[str, dict[str, Any]] = {
 }
 
 
+_COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+# Transposed matrices; projections that are fused in the checkpoint; latent attention with a bias in its router;
+# stacks of experts whose rows are interleaved.
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "gpt2": lambda: transformers.GPT2Config(
+        vocab_size=VOCABULARY, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS, architectures=["GPT2LMHeadModel"]
+    ),
+    "phi3": lambda: transformers.Phi3Config(
+        **_COMMON, num_key_value_heads=KV_HEADS, eos_token_id=1, architectures=["Phi3ForCausalLM"]
+    ),
+    "deepseek_v3": lambda: transformers.DeepseekV3Config(
+        **_COMMON,
+        num_key_value_heads=HEADS,
+        moe_intermediate_size=32,
+        n_routed_experts=EXPERTS,
+        n_group=2,
+        topk_group=1,
+        topk_method="noaux_tc",
+        num_experts_per_tok=2,
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        first_k_dense_replace=1,
+        architectures=["DeepseekV3ForCausalLM"],
+    ),
+    "gpt_oss": lambda: transformers.GptOssConfig(
+        **_COMMON,
+        num_key_value_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        num_local_experts=4,
+        eos_token_id=1,
+        architectures=["GptOssForCausalLM"],
+    ),
+}
+
+
 def checkpoint(twin: dict[str, Any], *, head: bool) -> dict[str, Parameter]:
     """The tensors of a checkpoint of this model, named as Hugging Face names them."""
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
@@ -104,20 +152,25 @@ class Workshop:
         self.folder = folder
 
     def source(self, twin: dict[str, Any], *, head: bool, dtype: torch.dtype = torch.bfloat16) -> ModelSource:
-        folder = self.folder / f"{twin['architectures'][0]}-{head}"
+        return self.source_of(twin, checkpoint(twin, head=head), dtype)
+
+    def source_of(
+        self, twin: dict[str, Any], parameters: dict[str, Parameter], dtype: torch.dtype = torch.bfloat16
+    ) -> ModelSource:
+        folder = self.folder / twin["architectures"][0]
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(twin))
-        return ModelSource(folder, head, dtype)
+        (folder / "config.json").write_text(json.dumps(twin, default=str))
+        return ModelSource(folder, parameters, dtype)
 
     def engine(self, name: str, ranks: list[EngineRank], *, head: bool | None = None) -> dict[str, Any]:
         """Trace and certify every rank of an engine."""
         twin = TWINS[name]
         stores_head = not twin["tie_word_embeddings"] if head is None else head
-        source, parameters = self.source(twin, head=stores_head), checkpoint(twin, head=stores_head)
+        source = self.source(twin, head=stores_head)
         layouts: list[Layout] = []
         certified = 0
         for rank in ranks:
-            layouts.append(trace_layout(f"engine-0 {rank}", source, parameters, rank))
+            layouts.append(trace_layout(f"engine-0 {rank}", source, rank))
             certified += certify(layouts[-1], source, rank)
         return {
             "layouts": [json.loads(to_json(layout)) for layout in layouts],
@@ -126,11 +179,28 @@ class Workshop:
             "replication": {name: [found.fewest, found.most] for name, found in replication(layouts).items()},
         }
 
+    def family(self, name: str, sizes: list[int]) -> dict[str, Any]:
+        """Trace and certify a model of another family, its checkpoint as transformers would write it."""
+        twin = FAMILIES[name]()
+        twin.dtype = "bfloat16"
+        with torch.device("meta"):
+            model = getattr(transformers, twin.architectures[0])(twin)
+        # Tied tensors once; buffers only if they are saved.
+        own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        state = {key: value for key, value in own.items() if key in model.state_dict()}
+        saved = revert_weight_conversion(model, state)
+        parameters = {key: Parameter(tuple(value.shape), "bfloat16") for key, value in saved.items()}
+        source = self.source_of(twin.to_dict(), parameters)
+        certified = 0
+        for rank in (EngineRank(size, rank) for size in sizes for rank in range(size)):
+            certified += certify(trace_layout(f"engine-0 {rank}", source, rank), source, rank)
+        return {"certified": certified}
+
     def wider_engine(self) -> dict[str, Any]:
         """An engine that computes in float32 on a bfloat16 checkpoint."""
         twin, rank = TWINS["qwen3"], EngineRank(2, 1)
-        source, parameters = self.source(twin, head=False, dtype=torch.float32), checkpoint(twin, head=False)
-        layout = trace_layout("engine-0 tp 1", source, parameters, rank)
+        source = self.source(twin, head=False, dtype=torch.float32)
+        layout = trace_layout("engine-0 tp 1", source, rank)
         return {
             "certified": certify(layout, source, rank),
             "dtypes": sorted({t.dtype for t in layout.tensors.values()}),
@@ -139,8 +209,8 @@ class Workshop:
     def spoiled(self) -> dict[str, str]:
         """What the certificate says of a layout with two rows exchanged, and of one with a piece left out."""
         twin, rank = TWINS["qwen3"], EngineRank(2, 1)
-        source, parameters = self.source(twin, head=False), checkpoint(twin, head=False)
-        layout = trace_layout("engine-0 tp 1", source, parameters, rank)
+        source = self.source(twin, head=False)
+        layout = trace_layout("engine-0 tp 1", source, rank)
         at = next(i for i, piece in enumerate(layout.pieces) if piece.parameter.endswith("0.self_attn.k_proj.weight"))
         moved = dataclasses.replace(layout.pieces[at], offset=layout.pieces[at].offset + HIDDEN)
         pieces = (*layout.pieces[:at], moved, *layout.pieces[at + 1 :])
@@ -154,17 +224,17 @@ class Workshop:
         """What vLLM lays out anew after loading, in this process as it is."""
         twin, rank = TWINS[name], EngineRank(2, 1)
         head = not twin["tie_word_embeddings"]
-        source, parameters = self.source(twin, head=head), checkpoint(twin, head=head)
-        layout = trace_layout("engine-0 tp 1", source, parameters, rank)
+        source = self.source(twin, head=head)
+        layout = trace_layout("engine-0 tp 1", source, rank)
         return {"relaid": relaid(layout, source, rank), "tensors": sorted(layout.tensors)}
 
     def cached(self) -> dict[str, Any]:
         """Discovers twice; the second time no model may be built."""
         twin, cache = TWINS["qwen3"], LayoutCache(self.folder / "cache")
-        source, parameters = self.source(twin, head=False), checkpoint(twin, head=False)
-        first = layout_discovery.discover_layout("engine-0 tp 0", source, parameters, EngineRank(2, 0), cache)
+        source = self.source(twin, head=False)
+        first = layout_discovery.discover_layout("engine-0 tp 0", source, EngineRank(2, 0), cache)
         with mock.patch.object(layout_discovery, "trace_layout", side_effect=AssertionError("traced again")):
-            second = layout_discovery.discover_layout("engine-1 tp 0", source, parameters, EngineRank(2, 0), cache)
+            second = layout_discovery.discover_layout("engine-1 tp 0", source, EngineRank(2, 0), cache)
         return {"same": fingerprint(first) == fingerprint(second), "holder": second.holder}
 
     def traces_left(self) -> dict[str, Any]:
@@ -172,9 +242,9 @@ class Workshop:
         parallel_state._TP = alive = object()  # type: ignore[assignment]
         rotary_embedding._ROPE_DICT[("live",)] = table = object()  # type: ignore[assignment]
         twin = TWINS["llama"]
-        source, parameters = self.source(twin, head=True), checkpoint(twin, head=True)
-        trace_layout("engine-0", source, parameters, EngineRank())
-        trouble = refusal(lambda: trace_layout("engine-0", source, {}, EngineRank()))
+        source = self.source(twin, head=True)
+        trace_layout("engine-0", source, EngineRank())
+        trouble = refusal(lambda: trace_layout("engine-0", self.source_of(twin, {}), EngineRank()))
         left = {"group": parallel_state._TP is alive, "tables": {("live",): table} == rotary_embedding._ROPE_DICT}
         parallel_state._TP = None
         rotary_embedding._ROPE_DICT.clear()
@@ -182,25 +252,23 @@ class Workshop:
 
     def refusals(self) -> dict[str, str]:
         """What is said of checkpoints and loaders that no plan can be made for."""
-        twin = TWINS["qwen3"]
-        source, parameters = self.source(twin, head=False), checkpoint(twin, head=False)
+        twin, parameters = TWINS["qwen3"], checkpoint(TWINS["qwen3"], head=False)
+        source = self.source(twin, head=False)
 
         def trace(changed: dict[str, Parameter]) -> str:
-            return refusal(lambda: trace_layout("engine-0 tp 0", source, changed, EngineRank()))
+            return refusal(lambda: trace_layout("engine-0 tp 0", self.source_of(twin, changed), EngineRank()))
 
         norm = "model.norm.weight"
         said = {
             "missing": trace({name: value for name, value in parameters.items() if name != norm}),
             "misshapen": trace(parameters | {norm: Parameter((HIDDEN + 1,), "bfloat16")}),
             "unknown": trace(parameters | {"model.layers.0.surprise": Parameter((1,), "bfloat16")}),
-            "heads that do not divide": refusal(
-                lambda: trace_layout("engine-0 tp 0", source, parameters, EngineRank(3, 0))
-            ),
+            "heads that do not divide": refusal(lambda: trace_layout("engine-0 tp 0", source, EngineRank(3, 0))),
         }
         for name, loader in LOADERS.items():
             ModelRegistry.register_model(loader.__name__, loader)
             odd = self.source(twin | {"architectures": [loader.__name__]}, head=False)
-            said[name] = refusal(lambda odd=odd: trace_layout("engine-0 tp 0", odd, parameters, EngineRank()))
+            said[name] = refusal(lambda odd=odd: trace_layout("engine-0 tp 0", odd, EngineRank()))
         return said
 
     def real_size(self) -> dict[str, Any]:
@@ -213,8 +281,7 @@ class Workshop:
             | {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
             | {"vocab_size": 151936, "intermediate_size": 6144, "tie_word_embeddings": False},
         )
-        source = self.source(twin, head=True)
-        layout = trace_layout("engine-0 tp 3", source, qwen3_30b_a3b(), EngineRank(4, 3))
+        layout = trace_layout("engine-0 tp 3", self.source_of(twin, qwen3_30b_a3b()), EngineRank(4, 3))
         return {"pieces": len(layout.pieces), "elements": layout.elements}
 
 
@@ -290,6 +357,11 @@ def main(folder: Path) -> None:
         "qwen2 pp2": lambda: shop.engine("qwen2", [EngineRank(1, 0, 2, p) for p in range(2)]),
         "llama pp2 tp2": lambda: shop.engine("llama", [EngineRank(2, t, 2, p) for p in range(2) for t in range(2)]),
         "qwen3 with a head": lambda: shop.engine("qwen3", tp[2], head=True),
+        "gpt2": lambda: shop.family("gpt2", [1, 2]),
+        "phi3": lambda: shop.family("phi3", [1, 2]),
+        "deepseek_v3": lambda: shop.family("deepseek_v3", [1, 2]),
+        # vLLM's CPU build has no experts for this one beyond a single rank.
+        "gpt_oss": lambda: shop.family("gpt_oss", [1]),
         "wider engine": shop.wider_engine,
         "spoiled": shop.spoiled,
         "packed": lambda: shop.after_loading("qwen3"),

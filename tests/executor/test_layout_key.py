@@ -22,43 +22,46 @@ PARAMETERS = {"a": Parameter((2, 3), "bfloat16"), "b": Parameter((3,), "float32"
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelSource:
     monkeypatch.setattr(layout_discovery, "loader_fingerprint", lambda: "these sources")
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64}))
-    return ModelSource(tmp_path, False, torch.bfloat16)
+    return ModelSource(tmp_path, PARAMETERS, torch.bfloat16)
+
+
+def holding(source: ModelSource, parameters: dict[str, Parameter]) -> ModelSource:
+    return dataclasses.replace(source, parameters=parameters)
 
 
 def test_the_key_is_the_same_for_the_same(source: ModelSource) -> None:
-    assert layout_key(source, PARAMETERS, EngineRank()) == layout_key(source, dict(PARAMETERS), EngineRank(1, 0))
+    assert layout_key(source, EngineRank()) == layout_key(holding(source, dict(PARAMETERS)), EngineRank(1, 0))
 
 
 def test_the_key_changes_with_everything_a_layout_depends_on(
     source: ModelSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {
-        layout_key(source, PARAMETERS, EngineRank()),
-        layout_key(source, PARAMETERS, EngineRank(2, 0)),
-        layout_key(source, PARAMETERS, EngineRank(2, 1)),
-        layout_key(source, PARAMETERS, EngineRank(1, 0, 2, 1)),
-        layout_key(source, PARAMETERS, EngineRank(2, 0, expert_parallel=True)),
-        layout_key(source, PARAMETERS | {"a": Parameter((3, 2), "bfloat16")}, EngineRank()),
-        layout_key(source, PARAMETERS | {"a": Parameter((2, 3), "float16")}, EngineRank()),
-        layout_key(source, dict(reversed(PARAMETERS.items())), EngineRank()),
-        layout_key(dataclasses.replace(source, dtype=torch.float32), PARAMETERS, EngineRank()),
-        layout_key(dataclasses.replace(source, stores_head=True), PARAMETERS, EngineRank()),
+        layout_key(source, EngineRank()),
+        layout_key(source, EngineRank(2, 0)),
+        layout_key(source, EngineRank(2, 1)),
+        layout_key(source, EngineRank(1, 0, 2, 1)),
+        layout_key(source, EngineRank(2, 0, expert_parallel=True)),
+        layout_key(holding(source, PARAMETERS | {"a": Parameter((3, 2), "bfloat16")}), EngineRank()),
+        layout_key(holding(source, PARAMETERS | {"a": Parameter((2, 3), "float16")}), EngineRank()),
+        layout_key(holding(source, dict(reversed(PARAMETERS.items()))), EngineRank()),
+        layout_key(dataclasses.replace(source, dtype=torch.float32), EngineRank()),
     }
     monkeypatch.setenv("VLLM_A_SWITCH", "1")
-    keys.add(layout_key(source, PARAMETERS, EngineRank()))
+    keys.add(layout_key(source, EngineRank()))
     monkeypatch.setattr(layout_discovery, "loader_fingerprint", lambda: "other sources")
-    keys.add(layout_key(source, PARAMETERS, EngineRank()))
+    keys.add(layout_key(source, EngineRank()))
     monkeypatch.setattr(torch, "__version__", "9.9")
-    keys.add(layout_key(source, PARAMETERS, EngineRank()))
+    keys.add(layout_key(source, EngineRank()))
     (source.model_dir / "config.json").write_text(json.dumps({"hidden_size": 128}))
-    keys.add(layout_key(source, PARAMETERS, EngineRank()))
-    assert len(keys) == 14
+    keys.add(layout_key(source, EngineRank()))
+    assert len(keys) == 13
 
 
 def test_secrets_do_not_reach_the_key(source: ModelSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = layout_key(source, PARAMETERS, EngineRank())
+    key = layout_key(source, EngineRank())
     monkeypatch.setenv("VLLM_API_KEY", "a secret")
-    assert layout_key(source, PARAMETERS, EngineRank()) == key
+    assert layout_key(source, EngineRank()) == key
 
 
 @pytest.mark.parametrize("text", [None, "{"])
@@ -66,7 +69,7 @@ def test_an_unreadable_configuration_is_named(source: ModelSource, text: str | N
     config = source.model_dir / "config.json"
     config.unlink() if text is None else config.write_text(text)
     with pytest.raises(TransferError, match=r"config\.json cannot be read"):
-        layout_key(source, PARAMETERS, EngineRank())
+        layout_key(source, EngineRank())
 
 
 def test_the_sources_are_found_without_importing_vllm(monkeypatch: pytest.MonkeyPatch) -> None:

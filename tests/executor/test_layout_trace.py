@@ -16,7 +16,7 @@ from rose_transfer.layout.layout import Layout, Piece
 from rose_transfer.layout.layout_json import from_json
 
 # Sent to one worker with the engine's tests, so that only one process at a time imports vLLM.
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
@@ -58,7 +58,12 @@ ATTENTION, MLP = "model.layers.1.self_attn", "model.layers.1.mlp"
 
 
 @pytest.mark.parametrize(
-    "name", [*ENGINES, "qwen3_moe ep2", "qwen2 pp2", "llama pp2 tp2", "qwen3 with a head", "wider engine"]
+    "name",
+    [
+        *ENGINES,
+        *("qwen3_moe ep2", "qwen2 pp2", "llama pp2 tp2", "qwen3 with a head", "wider engine"),
+        *("gpt2", "phi3", "deepseek_v3", "gpt_oss"),
+    ],
 )
 def test_index_tags_find_every_element_where_the_trace_put_it(answers: dict[str, Any], name: str) -> None:
     answer = case(answers, name)
