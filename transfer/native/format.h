@@ -18,6 +18,7 @@
 #define BATCH_TILES 16u
 #define BATCH 16384u /* elements after which no further tile is collected before those are packed */
 #endif
+#define AHEAD_BYTES 4096u /* how far the encoder reads ahead on each side */
 #define PIECE_BYTES 2048u /* of each side that are compared at a time: four pieces must fit the first cache */
 #define BLOCK 32768u /* elements that are counted at a time, by 16-bit counters */
 

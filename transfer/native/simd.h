@@ -1,9 +1,16 @@
-/* The two loops that decide the encoder's speed, per instruction set. Included by lane.h.
+/* The loops that decide the speed, per instruction set. Included by lane.h.
  *
  * find: positions (those in the tile: `from` more than in `old` and `new`) at which n elements differ. Whole vectors
  * are stored: `at` has room for SLACK positions more than there are elements.
  * write_gap8: positions to gap codes; `out` has room for SLACK bytes more than are written.
  */
+
+/* A page further on, which the processor does not do by itself; it also bridges the pauses while tiles are packed. */
+TARGET static inline void NAME(read_ahead)(const ELEM *old, const ELEM *new)
+{
+    __builtin_prefetch((const void *)((uintptr_t)old + AHEAD_BYTES));
+    __builtin_prefetch((const void *)((uintptr_t)new + AHEAD_BYTES));
+}
 
 #if ISA == AVX512 && LANE == 2
 TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
@@ -12,6 +19,7 @@ TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size
                                            12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     size_t k = 0, i = 0;
     for (; i + 32 <= n; i += 32) {
+        NAME(read_ahead)(old + i, new + i);
         uint32_t differ = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
         __m512i found = _mm512_add_epi16(_mm512_maskz_compress_epi16(differ, lanes), _mm512_set1_epi16((short)(from + i)));
         unsigned count = (unsigned)__builtin_popcount(differ);
@@ -33,6 +41,7 @@ TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     size_t k = 0, i = 0;
     for (; i + 16 <= n; i += 16) {
+        NAME(read_ahead)(old + i, new + i);
         uint32_t differ = _mm512_cmpneq_epu32_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
         __m512i here = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(from + i)));
         __m512i found = _mm512_maskz_compress_epi32((__mmask16)differ, here);
@@ -80,9 +89,11 @@ TARGET static inline uint32_t NAME(differ)(const ELEM *old, const ELEM *new)
 TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
 {
     size_t k = 0, i = 0;
-    for (; i + 64 / LANE <= n; i += 64 / LANE)
+    for (; i + 64 / LANE <= n; i += 64 / LANE) {
+        NAME(read_ahead)(old + i, new + i);
         for (uint32_t bits = NAME(differ)(old + i, new + i); bits; bits &= bits - 1)
             at[k++] = (uint16_t)(from + i + (size_t)__builtin_ctz(bits));
+    }
     for (; i < n; i++)
         if (old[i] != new[i])
             at[k++] = (uint16_t)(from + i);
