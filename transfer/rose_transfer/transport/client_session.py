@@ -1,0 +1,393 @@
+"""All connections of one client to one server, and what it wants of them. A pure core.
+
+Fetches are cut into pieces; each piece is asked for on whichever link has the fewest under way, the oldest fetch
+first. A link that is lost, silent or out of order costs exactly the pieces that were under way on it: they are asked
+for again, on any link. Links are opened when something is asked for, and opened again, ever more patiently, as long
+as somebody waits. How long that is, is the asker's to say: a session gives up only when it is refused.
+
+Invariants
+- Every ask ends in exactly one of Fetched, Told, Found, Failed, or in the asker's Cancelled.
+- Fetched is said only when every piece landed, each by a sound DATA frame that was asked for on that very link.
+- On a link at most `window` pieces are under way; on all links together a piece is under way at most once.
+- Nothing is asked of a server that has not proved that it knows the token.
+- What comes from a link that was dropped or lost changes nothing.
+
+States of a link: connecting → (Connected) greeting → (CHALLENGE, HELLO sent) proving → (WELCOME) ready.
+Anything out of turn drops it; so does silence: before ready for `greet_s`, then for `stall_s` while requests are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rose.driver.core import After
+from rose.errors import TransferError
+from rose_transfer.transport import auth
+from rose_transfer.transport.client_events import (
+    Arrived,
+    Cancelled,
+    ClientAction,
+    ClientEvent,
+    Connect,
+    Connected,
+    Drop,
+    Failed,
+    FetchAsked,
+    Fetched,
+    Found,
+    Grown,
+    Heard,
+    LocateAsked,
+    Lost,
+    Retry,
+    Send,
+    Tick,
+    Told,
+    WatchAsked,
+)
+from rose_transfer.transport.frames import Frame, Header
+from rose_transfer.transport.interface import ObjectMissing, Refused
+from rose_transfer.transport.messages import (
+    WAIT_MS_MAX,
+    Busy,
+    Challenge,
+    Data,
+    Fail,
+    FailCode,
+    Get,
+    Hello,
+    Locate,
+    Message,
+    News,
+    Place,
+    ProtocolError,
+    Watch,
+    Welcome,
+    parse,
+)
+from rose_transfer.transport.piece_list import PieceList
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """`streams` links carry up to `window` pieces each; their product bounds what a long fat link can hold."""
+
+    streams: int = 4
+    window: int = 8
+    piece_bytes: int = 2**20
+    greet_s: float = 5.0
+    stall_s: float = 20.0
+    retry_s: float = 0.1
+    retry_s_max: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where the payload of a DATA frame belongs: `ask`'s object of `size_bytes`, at `offset`."""
+
+    ask: int
+    size_bytes: int
+    offset: int
+
+
+class _State(StrEnum):
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    PROVING = "proving"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class _Fetch:
+    key: str
+    pieces: PieceList
+
+
+@dataclass(slots=True)
+class _Call:
+    """A watch or a search: one request, one answer."""
+
+    asked: WatchAsked | LocateAsked
+    until_s: float
+
+
+@dataclass(slots=True)
+class _Link:
+    slot: int
+    since_s: float
+    heard_s: float
+    nonce: bytes
+    state: _State = _State.CONNECTING
+    expected_proof: bytes = b""
+    requests: int = 0
+    pieces: dict[int, tuple[int, int]] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def open(self) -> int:
+        return len(self.pieces) + len(self.calls)
+
+
+@dataclass(slots=True)
+class _Slot:
+    link: int | None = None
+    failures: int = 0
+    waiting: bool = False
+
+
+class ClientSession:
+    """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing."""
+
+    def __init__(self, token: bytes, nonce_seed: bytes, limits: ClientLimits) -> None:
+        self._token = token
+        self._nonce_seed = nonce_seed
+        self._limits = limits
+        self._slots = [_Slot() for _ in range(limits.streams)]
+        self._links: dict[int, _Link] = {}
+        self._links_made = 0
+        self._fetches: dict[int, _Fetch] = {}
+        self._calls: dict[int, _Call] = {}
+        self._calls_to_send: list[int] = []
+        self._ticking = False
+        self.last_trouble = ""
+
+    def expects(self, link: int, header: Header) -> Spot | None:
+        """Where the payload behind a DATA header belongs; None if nobody asked, or asked for something else."""
+        known = self._links.get(link)
+        asked = None if known is None else known.pieces.get(header.request)
+        fetch = None if asked is None else self._fetches.get(asked[0])
+        if asked is None or fetch is None or not self._fits(fetch, asked[1], header.offset, header.length, header.size):
+            return None
+        return Spot(asked[0], header.size, header.offset)
+
+    def step(self, event: ClientEvent, now: float) -> Sequence[ClientAction]:
+        return [*self._take(event, now), *self._go_on(now)]
+
+    def _take(self, event: ClientEvent, now: float) -> Sequence[ClientAction]:
+        match event:
+            case FetchAsked(ask, key, resume_from, size_bytes):
+                pieces = PieceList(resume_from, self._limits.piece_bytes, size_bytes)
+                self._fetches[ask] = _Fetch(key, pieces)
+                return self._end_if_done(ask)
+            case WatchAsked(ask, _, wait_s):
+                self._calls[ask] = _Call(event, now + wait_s)
+                self._calls_to_send.append(ask)
+            case LocateAsked(ask):
+                self._calls[ask] = _Call(event, now)
+                self._calls_to_send.append(ask)
+            case Cancelled(ask):
+                self._forget(ask)
+            case Connected(link):
+                if link in self._links:
+                    self._links[link].state = _State.GREETING
+            case Heard(link):
+                if link in self._links:
+                    self._links[link].heard_s = now
+            case Arrived(link, frame):
+                if link in self._links:
+                    return self._read(link, frame, now)
+            case Lost(link, why):
+                if link in self._links:
+                    return self._lose(link, why)
+            case Retry(slot):
+                self._slots[slot].waiting = False
+            case Tick():
+                self._ticking = False
+                return self._drop_silent(now)
+        return ()
+
+    # What links say
+
+    def _read(self, number: int, frame: Frame, now: float) -> Sequence[ClientAction]:
+        link = self._links[number]
+        link.heard_s = now
+        try:
+            message = parse(frame)
+            if isinstance(message, Fail) and message.request == 0:
+                return self._refused(number, message)
+            return self._greet(number, link, message) if link.state is not _State.READY else self._answer(link, message)
+        except ProtocolError as error:
+            return self._drop(number, error.what)
+
+    def _greet(self, number: int, link: _Link, message: Message) -> Sequence[ClientAction]:
+        if link.state is _State.GREETING and isinstance(message, Challenge):
+            link.state = _State.PROVING
+            link.expected_proof = auth.server_proof(self._token, message.nonce, link.nonce)
+            return [Send(number, Hello(link.nonce, auth.client_proof(self._token, message.nonce, link.nonce)))]
+        if link.state is _State.PROVING and isinstance(message, Welcome):
+            if not auth.same(message.proof, link.expected_proof):
+                return [*self._drop(number, "a wrong proof"), *self._fail_all("the server does not know our token")]
+            link.state = _State.READY
+            self._slots[link.slot].failures = 0
+            return ()
+        raise ProtocolError(f"received {type(message).__name__} while {link.state.value}")
+
+    def _refused(self, number: int, fail: Fail) -> Sequence[ClientAction]:
+        dropped = self._drop(number, f"refused: {fail.text}")
+        if fail.code is FailCode.TOKEN:
+            return [*dropped, *self._fail_all("the server does not accept our token")]
+        return dropped
+
+    def _answer(self, link: _Link, message: Message) -> Sequence[ClientAction]:
+        match message:
+            case Data():
+                return self._land(link, message)
+            case Fail(request, code, text) if request in link.pieces:
+                ask, _ = link.pieces.pop(request)
+                return self._fail(ask, _error(code, text))
+            case Fail(request, code, text) if request in link.calls:
+                return self._fail(link.calls.pop(request), _error(code, text))
+            case News(request, newest) if self._is_call(link, request, WatchAsked):
+                ask = link.calls.pop(request)
+                return [Told(ask, newest)] if self._forget(ask) else ()
+            case Place(request, size, path) if self._is_call(link, request, LocateAsked):
+                ask = link.calls.pop(request)
+                return [Found(ask, size, path)] if self._forget(ask) else ()
+            case Busy():
+                return ()
+        raise ProtocolError(f"received {type(message).__name__} that nobody asked for")
+
+    def _is_call(self, link: _Link, request: int, kind: type[WatchAsked] | type[LocateAsked]) -> bool:
+        if request not in link.calls:
+            return False
+        call = self._calls.get(link.calls[request])
+        return call is None or isinstance(call.asked, kind)
+
+    def _land(self, link: _Link, data: Data) -> Sequence[ClientAction]:
+        if data.request not in link.pieces:
+            raise ProtocolError("received a piece that nobody asked for")
+        ask, offset = link.pieces[data.request]
+        fetch = self._fetches.get(ask)
+        if fetch is None:
+            del link.pieces[data.request]
+            return ()
+        if not self._fits(fetch, offset, data.offset, len(data.payload), data.size):
+            raise ProtocolError("received a piece other than the one asked for")
+        del link.pieces[data.request]
+        fetch.pieces.size_bytes = data.size
+        grew = fetch.pieces.landed(offset, len(data.payload))
+        return [*([Grown(ask, fetch.pieces.complete_bytes)] if grew else []), *self._end_if_done(ask)]
+
+    def _fits(self, fetch: _Fetch, asked: int, offset: int, length: int, size: int) -> bool:
+        known = fetch.pieces.size_bytes
+        return offset == asked and known in (None, size) and length == fetch.pieces.length_at(offset, size)
+
+    def _end_if_done(self, ask: int) -> Sequence[ClientAction]:
+        pieces = self._fetches[ask].pieces
+        if not pieces.done or pieces.size_bytes is None:
+            return ()
+        del self._fetches[ask]
+        return [Fetched(ask, pieces.size_bytes)]
+
+    # How asks and links end
+
+    def _forget(self, ask: int) -> bool:
+        """Whether somebody still waited. Answers that are under way will be read past."""
+        if ask in self._calls_to_send:
+            self._calls_to_send.remove(ask)
+        return self._fetches.pop(ask, None) is not None or self._calls.pop(ask, None) is not None
+
+    def _fail(self, ask: int, error: TransferError) -> Sequence[ClientAction]:
+        return [Failed(ask, error)] if self._forget(ask) else ()
+
+    def _fail_all(self, why: str) -> Sequence[ClientAction]:
+        asks = [*self._fetches, *self._calls]
+        error = Refused(why, expected="the same token on both sides", to_do="compare the tokens' sources")
+        return [action for ask in asks for action in self._fail(ask, error)]
+
+    def _drop(self, number: int, why: str) -> Sequence[ClientAction]:
+        return [Drop(number, why), *self._lose(number, why)]
+
+    def _lose(self, number: int, why: str) -> Sequence[ClientAction]:
+        link = self._links.pop(number)
+        self.last_trouble = why
+        for ask, offset in link.pieces.values():
+            if ask in self._fetches:
+                self._fetches[ask].pieces.lost(offset)
+        self._calls_to_send.extend(ask for ask in link.calls.values() if ask in self._calls)
+        slot = self._slots[link.slot]
+        slot.link = None
+        slot.waiting = True
+        delay_s = min(self._limits.retry_s_max, self._limits.retry_s * 2.0 ** min(slot.failures, 16))
+        slot.failures += 1
+        return [After(delay_s, Retry(link.slot))]
+
+    def _drop_silent(self, now: float) -> Sequence[ClientAction]:
+        silent = [
+            number
+            for number, link in self._links.items()
+            if (link.state is not _State.READY and now - link.since_s >= self._limits.greet_s)
+            or (link.open and now - link.heard_s >= self._limits.stall_s)
+        ]
+        return [action for number in silent for action in self._drop(number, "silence")]
+
+    # What to ask for next
+
+    def _go_on(self, now: float) -> Sequence[ClientAction]:
+        actions: list[ClientAction] = []
+        if self._fetches or self._calls:
+            wanted = len(self._slots) if self._fetches else 1
+            actions += [self._connect(n, now) for n in range(wanted) if self._is_free(self._slots[n])]
+            if not self._ticking:
+                self._ticking = True
+                actions.append(After(min(self._limits.greet_s, self._limits.stall_s) / 4, Tick()))
+        while (request := self._next_request(now)) is not None:
+            actions.append(request)
+        return actions
+
+    def _is_free(self, slot: _Slot) -> bool:
+        return slot.link is None and not slot.waiting
+
+    def _connect(self, slot: int, now: float) -> Connect:
+        self._links_made += 1
+        number = self._links_made
+        nonce = auth.derived_nonce(self._nonce_seed, number)
+        self._links[number] = _Link(slot, now, now, nonce)
+        self._slots[slot].link = number
+        return Connect(number)
+
+    def _next_request(self, now: float) -> Send | None:
+        ready = [number for number, link in self._links.items() if link.state is _State.READY]
+        if not ready:
+            return None
+        number = min(ready, key=lambda each: (self._links[each].open, each))
+        link = self._links[number]
+        if self._calls_to_send:
+            ask = self._calls_to_send.pop(0)
+            return Send(number, self._call_message(link, ask, now))
+        roomy = [each for each in ready if len(self._links[each].pieces) < self._limits.window]
+        ask_next = next((ask for ask, fetch in self._fetches.items() if fetch.pieces.has_next()), None)
+        if not roomy or ask_next is None:
+            return None
+        number = min(roomy, key=lambda each: (len(self._links[each].pieces), each))
+        return Send(number, self._piece_message(self._links[number], ask_next, now))
+
+    def _call_message(self, link: _Link, ask: int, now: float) -> Watch | Locate:
+        self._open_request(link, now)
+        link.calls[link.requests] = ask
+        call = self._calls[ask]
+        match call.asked:
+            case WatchAsked(_, at_least, _):
+                wait_ms = int(1e3 * max(0.0, call.until_s - now))
+                return Watch(link.requests, at_least, min(WAIT_MS_MAX, wait_ms))
+            case LocateAsked(_, key):
+                return Locate(link.requests, key)
+
+    def _piece_message(self, link: _Link, ask: int, now: float) -> Get:
+        self._open_request(link, now)
+        fetch = self._fetches[ask]
+        offset, length = fetch.pieces.take()
+        link.pieces[link.requests] = (ask, offset)
+        return Get(link.requests, fetch.key, offset, length)
+
+    def _open_request(self, link: _Link, now: float) -> None:
+        # Silence is counted from the first open request on; before it there was nothing to hear.
+        if not link.open:
+            link.heard_s = now
+        link.requests += 1
+
+
+def _error(code: FailCode, text: str) -> TransferError:
+    return ObjectMissing(text) if code is FailCode.MISSING else TransferError(text)

@@ -1,0 +1,290 @@
+"""One connection as its server sees it. A pure core.
+
+A request is a credit: the server sends what was asked for and never more, so a receiver bounds what is under way, and
+a lost connection leaves nothing to clean up. Pieces are served one after another in the order asked.
+
+Invariants
+- Nothing is read, told or held for a peer that has not proved that it knows the token.
+- Every request is answered exactly once, by DATA, NEWS, PLACE or FAIL, unless the connection closes first.
+- At most `requests_max` requests are open; one more closes the connection.
+- Whatever a peer sends, or does not, ends in an answer or in Close; nothing here raises for it.
+
+State table
+
+    state     HELLO                       GET, LOCATE, WATCH    anything else   Tick
+    greeting  → ready, WELCOME            close                 close           close after hello_s
+              or FAIL(TOKEN), close
+    ready     close                       served                close           BUSY, or close: idle, does not read
+    closed    everything is ignored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from rose.driver.core import After
+from rose_transfer.transport import auth
+from rose_transfer.transport.frames import Frame
+from rose_transfer.transport.interface import Announcement
+from rose_transfer.transport.messages import (
+    Busy,
+    Challenge,
+    Fail,
+    FailCode,
+    Get,
+    Hello,
+    Locate,
+    Message,
+    News,
+    Place,
+    ProtocolError,
+    Watch,
+    Welcome,
+    parse,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a peer may cost. A connection holds at most two pieces of 4 MiB: one being read, one being sent."""
+
+    hello_s: float = 5.0
+    idle_s: float = 300.0
+    stall_s: float = 20.0
+    keepalive_s: float = 2.0
+    requests_max: int = 64
+    connections_max: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The connection is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class PieceMoved:
+    """A piece that was ordered by Serve begins to leave, or more of it has left."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSent:
+    """Its DATA frame is with the network."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """A piece or place that was ordered cannot be had."""
+
+    request: int
+    code: FailCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    request: int
+    size_bytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    newest: Announcement
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOver:
+    """The longest time that a watch may be held has passed."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+ServerEvent: TypeAlias = (
+    Began | Arrived | PieceMoved | PieceSent | RequestFailed | Located | Announced | WatchOver | Tick
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Read the piece and send it as DATA, after the pieces ordered before it; then say PieceSent or RequestFailed."""
+
+    request: int
+    key: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Find:
+    """Find or make a file that holds the object; then say Located or RequestFailed."""
+
+    request: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Send what was sent so far, then close. Nothing more will be asked for."""
+
+    why: str
+
+
+ServerAction: TypeAlias = Send | Serve | Find | Close | After[ServerEvent]
+
+
+class _State(StrEnum):
+    GREETING = "greeting"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+class ServerSession:
+    """`nonce` is 32 random bytes of this connection's own; `newest` what was announced so far."""
+
+    def __init__(
+        self, token: bytes, nonce: bytes, limits: ServerLimits, *, newest: Announcement | None, local: bool
+    ) -> None:
+        self._token = token
+        self._nonce = nonce
+        self._limits = limits
+        self._newest = newest
+        self._local = local
+        self._state = _State.GREETING
+        self._last_request = 0
+        self._ordered: set[int] = set()
+        self._watches: dict[int, int] = {}
+        self._began_s = 0.0
+        self._heard_s = 0.0
+        self._said_s = 0.0
+        self._moved_s: float | None = None
+
+    @property
+    def open_requests(self) -> int:
+        return len(self._ordered) + len(self._watches)
+
+    def step(self, event: ServerEvent, now: float) -> Sequence[ServerAction]:
+        if self._state is _State.CLOSED:
+            return ()
+        match event:
+            case Began():
+                self._began_s = self._heard_s = self._said_s = now
+                return [Send(Challenge(self._nonce)), self._tick_later()]
+            case Arrived(frame):
+                self._heard_s = now
+                return self._take(frame, now)
+            case PieceMoved():
+                self._moved_s = now
+                return ()
+            case PieceSent(request):
+                self._moved_s = None
+                self._said_s = now
+                self._ordered.discard(request)
+                return ()
+            case RequestFailed(request, code, text):
+                return self._answer(Fail(request, code, text), now)
+            case Located(request, size_bytes, path):
+                return self._answer(Place(request, size_bytes, path), now)
+            case Announced(newest):
+                self._newest = newest
+                due = [request for request, at_least in self._watches.items() if newest.version >= at_least]
+                return [action for request in due for action in self._news(request, now)]
+            case WatchOver(request):
+                return self._news(request, now) if request in self._watches else ()
+            case Tick():
+                return self._tick(now)
+
+    def _take(self, frame: Frame, now: float) -> Sequence[ServerAction]:
+        try:
+            message = parse(frame)
+        except ProtocolError as error:
+            return self._close(error.what)
+        if self._state is _State.GREETING:
+            return self._greet(message) if isinstance(message, Hello) else self._close("a request before hello")
+        if not isinstance(message, Get | Watch | Locate):
+            return self._close(f"{frame.kind.name} when requests are due")
+        if message.request <= self._last_request:
+            return self._close("request numbers that do not rise")
+        if self.open_requests >= self._limits.requests_max:
+            return self._close(f"more than {self._limits.requests_max} open requests")
+        self._last_request = message.request
+        return self._request(message, now)
+
+    def _greet(self, hello: Hello) -> Sequence[ServerAction]:
+        if not auth.same(hello.proof, auth.client_proof(self._token, self._nonce, hello.nonce)):
+            refusal = Send(Fail(0, FailCode.TOKEN, "the token is wrong"))
+            return [refusal, *self._close("a wrong token")]
+        self._state = _State.READY
+        return [Send(Welcome(auth.server_proof(self._token, self._nonce, hello.nonce)))]
+
+    def _request(self, message: Get | Watch | Locate, now: float) -> Sequence[ServerAction]:
+        match message:
+            case Get(request, key, offset, length):
+                self._ordered.add(request)
+                return [Serve(request, key, offset, length)]
+            case Locate(request, key):
+                self._ordered.add(request)
+                if not self._local:
+                    return self._answer(Fail(request, FailCode.NOT_LOCAL, "this server is not on your host"), now)
+                return [Find(request, key)]
+            case Watch(request, at_least, wait_ms):
+                self._watches[request] = at_least
+                if self._newest is not None and self._newest.version >= at_least:
+                    return self._news(request, now)
+                return [After(wait_ms / 1e3, WatchOver(request))]
+
+    def _news(self, request: int, now: float) -> Sequence[ServerAction]:
+        at_least = self._watches.pop(request)
+        fresh = self._newest is not None and self._newest.version >= at_least
+        self._said_s = now
+        return [Send(News(request, self._newest if fresh else None))]
+
+    def _answer(self, answer: Fail | Place, now: float) -> Sequence[ServerAction]:
+        self._ordered.discard(answer.request)
+        self._said_s = now
+        return [Send(answer)]
+
+    def _tick(self, now: float) -> Sequence[ServerAction]:
+        limits = self._limits
+        if self._state is _State.GREETING:
+            if now - self._began_s >= limits.hello_s:
+                return self._close("no hello in time")
+            return [self._tick_later()]
+        if self._moved_s is not None:
+            if now - self._moved_s >= limits.stall_s:
+                return self._close("a peer that does not read")
+        elif self.open_requests:
+            if now - self._said_s >= limits.keepalive_s:
+                self._said_s = now
+                return [Send(Busy()), self._tick_later()]
+        elif now - max(self._heard_s, self._said_s) >= limits.idle_s:
+            return self._close("an idle peer")
+        return [self._tick_later()]
+
+    def _tick_later(self) -> After[ServerEvent]:
+        return After(min(self._limits.keepalive_s, self._limits.hello_s) / 2, Tick())
+
+    def _close(self, why: str) -> Sequence[ServerAction]:
+        self._state = _State.CLOSED
+        return [Close(why)]
