@@ -1,0 +1,80 @@
+"""A small model in several buckets, and weights that move as in training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rose_transfer.layout.layout import Parameter
+from rose_transfer.store import Packing, Step, Store, StoreReader
+from rose_transfer.store.packing import pack_whole
+
+Bits = NDArray[Any]
+
+PACKING = pack_whole(
+    {
+        "embed": Parameter((400, 8), "bfloat16"),
+        "norm": Parameter((8,), "float32"),
+        "proj": Parameter((300, 8), "bfloat16"),
+    },
+    bucket_bytes=4096,
+)
+"""5600 bfloat16 elements in three buckets, 8 of float32 in a fourth."""
+
+
+def first_weights(seed: int, packing: Packing = PACKING) -> list[Bits]:
+    rng = np.random.default_rng(seed)
+    return [
+        rng.integers(0, 2 ** (8 * bucket.lane), bucket.elements, dtype=np.dtype(f"<u{bucket.lane}").type)
+        for bucket in packing.buckets
+    ]
+
+
+def moved(weights: list[Bits], share: float, seed: int) -> list[Bits]:
+    """Each element moved by one step with probability `share`."""
+    rng = np.random.default_rng(seed)
+    return [bits + (rng.random(bits.size) < share).astype(bits.dtype) for bits in weights]
+
+
+def same(one: list[Bits], other: list[Bits]) -> bool:
+    return len(one) == len(other) and all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
+
+
+def publish_line(store: Store, versions: int, *, share: float = 0.1, seed: int = 1) -> dict[int, list[Bits]]:
+    """Versions 1 to `versions`, each in steps from the one before; what they hold."""
+    history = {1: first_weights(seed)}
+    store.publish(1, PACKING, history[1])
+    for version in range(2, versions + 1):
+        history[version] = moved(history[version - 1], share, seed + version)
+        store.publish(version, PACKING, history[version], base=version - 1)
+    return history
+
+
+def follow(store: StoreReader, steps: tuple[Step, ...], held: list[Bits] | None, start: str | None) -> list[Bits]:
+    """What one has who held `held`, with fingerprint `start`, after applying the objects of `steps`."""
+    bits = [one.copy() for one in held or []]
+    at = start
+    for step in steps:
+        manifest = step.manifest
+        begin, end = manifest.base_fingerprint, manifest.fingerprint
+        if manifest.base is None:
+            bits = [np.empty(entry.dense_bytes, np.uint8) for entry in manifest.buckets]
+        else:
+            assert at == (end if step.backwards else begin)
+        for index, entry in enumerate(manifest.buckets):
+            delta = store.load(manifest, entry)
+            bits[index] = bits[index].view(f"<u{delta.lane}")
+            if step.backwards:
+                delta.undo(bits[index], entry.after)
+            else:
+                delta.apply(bits[index], entry.before)
+        at = begin if step.backwards else end
+    return bits
+
+
+def whole_files(folder: Path) -> set[str]:
+    """Everything in a store but its lock, drafts included."""
+    return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != "lock"}

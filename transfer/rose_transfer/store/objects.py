@@ -1,0 +1,238 @@
+"""Immutable blobs on disk, each under the SHA-256 of its bytes.
+
+Invariants
+- What `read` returns are the bytes that the key stands for, compared each time.
+- An object is there whole or not at all, whenever its writer died, and once however often it is put.
+- Two may put the same object at the same time. The limit holds for what one `Objects` knows: those that another one
+  on the same folder has put since count only when it is opened anew.
+
+A key is no secret and no permission; it makes an object safe to take from anybody.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import threading
+from pathlib import Path
+from typing import Protocol
+
+from rose.errors import TransferError
+from rose_transfer.store.files import Bytes, files_in, flush_folder, remove_drafts, write_whole
+
+_COMPARED_BYTES = 2**20
+_KEY = re.compile(r"[0-9a-f]{64}")
+
+
+class LostObject(TransferError):
+    """The object is not there, or its bytes are not those that its key stands for: get it from elsewhere."""
+
+
+class NoRoom(TransferError):
+    """The disk, or what the store may use of it, is full. Nothing of the object is left."""
+
+
+class ReadableObject(Protocol):
+    """An open object; it stays readable after it was removed. Not compared with its key: who reads all of it does."""
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """`length` bytes from `offset`, fewer at the end. Raises TransferError if the disk fails."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ObjectReader(Protocol):
+    """What a transport needs of a store in order to serve objects."""
+
+    def has(self, key: str) -> bool: ...
+
+    def open(self, key: str) -> ReadableObject:
+        """Raises LostObject if there is none."""
+        ...
+
+
+def object_key(data: Bytes) -> str:
+    """The key of an object: 64 hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def is_key(text: str) -> bool:
+    return _KEY.fullmatch(text) is not None
+
+
+class Objects:
+    """The objects in `folder`, which is made if need be; together at most `bytes_max` bytes, None for no limit.
+
+    Safe to use from several threads.
+    """
+
+    def __init__(self, folder: Path, bytes_max: int | None = None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._bytes_max = bytes_max
+        self._guard = threading.Lock()
+        self._sizes = {name: size for name, size in files_in(folder) if is_key(name)}
+        self._used = sum(self._sizes.values())
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used
+
+    def known(self) -> tuple[str, ...]:
+        """The keys of the objects known here, in no order."""
+        with self._guard:
+            return tuple(self._sizes)
+
+    def has(self, key: str) -> bool:
+        return is_key(key) and (self._folder / key).is_file()
+
+    def size_bytes(self, key: str) -> int | None:
+        """Size of an object, None if there is none; its bytes are not looked at. Raises TransferError."""
+        try:
+            return self._path(key).stat().st_size
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise TransferError(f"object {key[:12]} cannot be looked at: {error}") from error
+
+    def put(self, data: Bytes) -> str:
+        """Write an object, if it is not there as it should be, and return its key.
+
+        Its name is not yet safe from a loss of power: see `flush`. Raises NoRoom, or TransferError if the disk fails.
+        """
+        key = object_key(data)
+        path = self._path(key)
+        try:
+            if _holds(path, data):
+                self._count(key, len(data))
+                return key
+            self._reserve(key, len(data))
+            try:
+                write_whole(path, data)
+            except BaseException:
+                self._forget(key)
+                raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise TransferError(f"cannot write an object to {self._folder}: {error}") from error
+            raise _no_room(self._folder, len(data), shutil.disk_usage(self._folder).free) from error
+        return key
+
+    def read(self, key: str) -> bytes:
+        """All bytes of an object. Raises LostObject, or TransferError if the disk fails."""
+        try:
+            data = self._path(key).read_bytes()
+        except FileNotFoundError as error:
+            raise _lost(key) from error
+        except OSError as error:
+            damaged = LostObject if error.errno == errno.EIO else TransferError
+            raise damaged(f"object {key[:12]} cannot be read: {error}", to_do="get it again") from error
+        if object_key(data) != key:
+            raise LostObject(f"the bytes of object {key[:12]} are not what they were", to_do="get it again")
+        return data
+
+    def open(self, key: str) -> OpenObject:
+        """For reading in parts. Raises LostObject if there is none, or TransferError."""
+        try:
+            return OpenObject(os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError as error:
+            raise _lost(key) from error
+        except OSError as error:
+            raise TransferError(f"object {key[:12]} cannot be opened: {error}") from error
+
+    def remove(self, key: str) -> None:
+        """Remove an object, if it is there. Whoever has it open keeps it."""
+        self._path(key).unlink(missing_ok=True)
+        self._forget(key)
+
+    def flush(self) -> None:
+        """Make all objects put so far outlast a loss of power."""
+        flush_folder(self._folder)
+
+    def remove_drafts(self) -> int:
+        """Remove what killed writers left, and say how many. No other writer may be at work."""
+        return remove_drafts(self._folder)
+
+    def _path(self, key: str) -> Path:
+        # A key may come from the network, and becomes a path.
+        if not is_key(key):
+            raise LostObject(f"{key[:80]!r} is no key", expected="64 hex digits")
+        return self._folder / key
+
+    def _reserve(self, key: str, size: int) -> None:
+        """Count an object before it is written, so that two at once cannot go over the limit together."""
+        with self._guard:
+            used = self._used - self._sizes.get(key, 0)
+            if self._bytes_max is not None and used + size > self._bytes_max:
+                raise _no_room(self._folder, size, max(0, self._bytes_max - used))
+            self._sizes[key], self._used = size, used + size
+
+    def _count(self, key: str, size: int) -> None:
+        with self._guard:
+            self._used += size - self._sizes.get(key, 0)
+            self._sizes[key] = size
+
+    def _forget(self, key: str) -> None:
+        with self._guard:
+            self._used -= self._sizes.pop(key, 0)
+
+
+class OpenObject:
+    """See `ReadableObject`; closes itself at the end of a `with`."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._size_bytes = os.fstat(descriptor).st_size
+
+    @property
+    def size_bytes(self) -> int:
+        return self._size_bytes
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        try:
+            return os.pread(self._descriptor, length, offset)
+        except OSError as error:
+            raise TransferError(f"an object cannot be read: {error}") from error
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> OpenObject:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _holds(path: Path, data: Bytes) -> bool:
+    """Whether the file has these bytes; a damaged one has not, and is written again."""
+    view = memoryview(data).cast("B")
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size != len(view):
+                return False
+            # Two `bytes` compare as fast as memory is read, memoryviews element by element.
+            parts = range(0, len(view), _COMPARED_BYTES)
+            return all(file.read(_COMPARED_BYTES) == bytes(view[at : at + _COMPARED_BYTES]) for at in parts)
+    except FileNotFoundError:
+        return False
+
+
+def _lost(key: str) -> LostObject:
+    return LostObject(f"object {key[:12]} is not there", to_do="get it again")
+
+
+def _no_room(folder: Path, needed: int, free: int) -> NoRoom:
+    return NoRoom(
+        f"no room for an object in {folder}: {needed} bytes needed, {free} free",
+        to_do="keep fewer versions, or give the store more room",
+    )

@@ -1,0 +1,243 @@
+"""How parameters lie in flat buckets: the same for every version of a model, and for everybody who holds it.
+
+    {"buckets": [[shard class, index, dtype, [[parameter, [starts], [sizes]], ...]], ...],
+     "layout": 1, "parameters": {name: [dtype, [shape]]}}
+
+Invariants
+- A bucket has elements of one dtype, and at most 64 MiB of them. Its regions lie in it one behind the other, each
+  row-major, without gaps.
+- No element of the model lies in two places. Not every one has to lie somewhere: a relay may hold a few shard classes.
+- The same parameters and regions give the same packing, to the byte.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rose_transfer.codec import BUCKET_BYTES_MAX
+from rose_transfer.layout.box import Box
+from rose_transfer.layout.coverage import cover
+from rose_transfer.layout.holdings import Region
+from rose_transfer.layout.layout import Parameter
+from rose_transfer.store import canonical
+
+LAYOUT = 1
+LANE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
+WHOLE_MODEL = "all"
+"""The shard class of everything, where ranks are not told apart."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BucketId:
+    """Buckets of a shard class are counted from 0."""
+
+    shard_class: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.shard_class}/{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What one bucket holds: `regions`, in this order."""
+
+    bucket_id: BucketId
+    dtype: str
+    regions: tuple[Region, ...]
+
+    @property
+    def elements(self) -> int:
+        return sum(region.box.elements for region in self.regions)
+
+    @property
+    def lane(self) -> int:
+        """Bytes per element."""
+        return LANE_BYTES[self.dtype]
+
+    @property
+    def dense_bytes(self) -> int:
+        return self.elements * self.lane
+
+    def spans(self) -> Iterator[tuple[Region, slice]]:
+        """Each region with its elements of the bucket."""
+        at = 0
+        for region in self.regions:
+            yield region, slice(at, at + region.box.elements)
+            at += region.box.elements
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """`parameters` describes the whole model, packed or not.
+
+    Raises ValueError if the invariants above do not hold.
+    """
+
+    parameters: Mapping[str, Parameter]
+    buckets: tuple[Bucket, ...]
+
+    def __post_init__(self) -> None:
+        indices: dict[str, int] = {}
+        boxes: dict[str, list[Box]] = {}
+        for bucket in self.buckets:
+            shard_class, index = bucket.bucket_id.shard_class, bucket.bucket_id.index
+            if index != indices.get(shard_class, 0):
+                raise ValueError(f"bucket {bucket.bucket_id} is out of its order")
+            indices[shard_class] = index + 1
+            _check_bucket(bucket, self.parameters)
+            for region in bucket.regions:
+                boxes.setdefault(region.parameter, []).append(region.box)
+        for name, held in boxes.items():
+            if len(held) > 1 and cover(self.parameters[name].shape, held).most > 1:
+                raise ValueError(f"an element of {name} lies in two places")
+
+    @property
+    def dense_bytes(self) -> int:
+        return sum(bucket.dense_bytes for bucket in self.buckets)
+
+    def to_bytes(self) -> bytes:
+        """The text described above."""
+        return canonical.dump(
+            {
+                "buckets": [_bucket_value(bucket) for bucket in self.buckets],
+                "layout": LAYOUT,
+                "parameters": {name: [value.dtype, value.shape] for name, value in self.parameters.items()},
+            }
+        )
+
+
+def pack_regions(
+    parameters: Mapping[str, Parameter],
+    classes: Mapping[str, Iterable[Region]],
+    bucket_bytes: int = BUCKET_BYTES_MAX,
+) -> Packing:
+    """Fill buckets of up to `bucket_bytes` with the regions of each shard class, by name.
+
+    Raises ValueError if regions overlap, lie outside, or have a dtype that no lane is for.
+    """
+    buckets: list[Bucket] = []
+    for shard_class, regions in sorted(classes.items()):
+        lanes: dict[str, list[Region]] = {}
+        for region in sorted(regions):
+            if region.box.elements:
+                lanes.setdefault(parameters[region.parameter].dtype, []).append(region)
+        filled = (
+            (dtype, held)
+            for dtype, wanted in sorted(lanes.items())
+            for held in _fill(wanted, bucket_bytes // LANE_BYTES.get(dtype, bucket_bytes))
+        )
+        buckets += (
+            Bucket(BucketId(shard_class, index), dtype, tuple(held)) for index, (dtype, held) in enumerate(filled)
+        )
+    return Packing(dict(sorted(parameters.items())), tuple(buckets))
+
+
+def pack_whole(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_BYTES_MAX) -> Packing:
+    """`pack_regions` of every parameter as one shard class."""
+    regions = [Region(name, Box.whole(value.shape)) for name, value in parameters.items()]
+    return pack_regions(parameters, {WHOLE_MODEL: regions}, bucket_bytes)
+
+
+def from_bytes(data: bytes) -> Packing:
+    """The packing of a text. Raises MalformedRecord unless the text is one that `to_bytes` writes."""
+    value = canonical.load(data, "packing")
+    try:
+        if value["layout"] != LAYOUT:
+            raise ValueError(f"layout {value['layout']}, not {LAYOUT}")
+        parameters = {
+            name: Parameter(_numbers(shape), canonical.text(dtype))
+            for name, (dtype, shape) in value["parameters"].items()
+        }
+        packing = Packing(parameters, tuple(_bucket(*fields) for fields in value["buckets"]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise canonical.malformed("packing", error) from error
+    canonical.check(packing.to_bytes(), data, "packing")
+    return packing
+
+
+def _fill(regions: Iterable[Region], elements_max: int) -> Iterator[list[Region]]:
+    held: list[Region] = []
+    room = elements_max
+    for region in regions:
+        for block in _blocks(region.box, elements_max):
+            rest: Box | None = block
+            while rest is not None:
+                part, rest = _first_rows(rest, room)
+                if part is None:
+                    yield held
+                    held, room = [], elements_max
+                else:
+                    held.append(Region(region.parameter, part))
+                    room -= part.elements
+    if held:
+        yield held
+
+
+def _blocks(box: Box, elements_max: int) -> Iterator[Box]:
+    """`box` in parts that lie in one piece, one behind the other, and of which an empty bucket takes at least a row."""
+    axis, row = _rows(box)
+    if row <= elements_max:
+        yield box
+        return
+    for at in range(box.sizes[axis]):
+        yield from _blocks(_slice(box, axis, at, 1), elements_max)
+
+
+def _first_rows(box: Box, room: int) -> tuple[Box | None, Box | None]:
+    """As many rows as have room, and what follows them; None for nothing."""
+    if box.elements <= room:
+        return box, None
+    axis, row = _rows(box)
+    rows = room // row
+    if rows == 0:
+        return None, box
+    return _slice(box, axis, 0, rows), _slice(box, axis, rows, box.sizes[axis] - rows)
+
+
+def _rows(box: Box) -> tuple[int, int]:
+    """The axis along which a box can be cut so that its parts lie in one piece, and the elements of a row there."""
+    axis = next((axis for axis, size in enumerate(box.sizes) if size > 1), 0)
+    return axis, math.prod(box.sizes[axis + 1 :])
+
+
+def _slice(box: Box, axis: int, start: int, size: int) -> Box:
+    starts, sizes = list(box.starts), list(box.sizes)
+    starts[axis] += start
+    sizes[axis] = size
+    return Box(tuple(starts), tuple(sizes))
+
+
+def _check_bucket(bucket: Bucket, parameters: Mapping[str, Parameter]) -> None:
+    if bucket.dtype not in LANE_BYTES:
+        raise ValueError(f"bucket {bucket.bucket_id} has {bucket.dtype} elements; there are {', '.join(LANE_BYTES)}")
+    if not 0 < bucket.dense_bytes <= BUCKET_BYTES_MAX:
+        raise ValueError(f"bucket {bucket.bucket_id} has {bucket.dense_bytes} bytes, not 1 to {BUCKET_BYTES_MAX}")
+    for region in bucket.regions:
+        parameter = parameters.get(region.parameter)
+        if parameter is None or parameter.dtype != bucket.dtype:
+            raise ValueError(f"bucket {bucket.bucket_id}: there is no {region.parameter} of {bucket.dtype}")
+        if not region.box.within(parameter.shape) or region.box.elements == 0:
+            raise ValueError(f"bucket {bucket.bucket_id}: {region.parameter}{region.box} is empty or lies outside")
+
+
+def _bucket_value(bucket: Bucket) -> list[Any]:
+    regions = [[region.parameter, region.box.starts, region.box.sizes] for region in bucket.regions]
+    return [bucket.bucket_id.shard_class, bucket.bucket_id.index, bucket.dtype, regions]
+
+
+def _bucket(shard_class: Any, index: Any, dtype: Any, regions: Any) -> Bucket:
+    return Bucket(
+        BucketId(canonical.text(shard_class), canonical.number(index)),
+        canonical.text(dtype),
+        tuple(Region(canonical.text(name), Box(_numbers(starts), _numbers(sizes))) for name, starts, sizes in regions),
+    )
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise TypeError(f"{values!r} is not a list")
+    return tuple(canonical.number(value) for value in values)

@@ -1,0 +1,213 @@
+"""The store of one who publishes versions, or passes them on: the only writer of its folder.
+
+Invariants
+- A version appears whole or not at all, and its bits never change. Death at any point leaves the versions before it
+  and what nobody refers to, which is removed and counted when the store is opened again.
+- A number is published once, and numbers only rise.
+- Nothing that leads to a kept version is removed before what takes its place is on disk.
+- One thread writes at a time; reading and `steps` wait for none.
+
+Memory: the bits of the version published last stay, one model's size, to encode the next one against.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose.errors import TransferError
+from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, encode, overwrite
+from rose_transfer.codec.streams import Mode, as_bits
+from rose_transfer.store import chain
+from rose_transfer.store.chain import Route
+from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
+from rose_transfer.store.objects import LostObject, NoRoom
+from rose_transfer.store.packing import Bucket, Packing
+from rose_transfer.store.reader import Bits, Step, log
+from rose_transfer.store.writer import StoreWriter
+
+
+@dataclass(slots=True)
+class _Held:
+    """Bits of a version in memory, with the hash of each bucket."""
+
+    version: int
+    buckets: list[Bits]
+    hashes: list[int]
+
+
+class Store(StoreWriter):
+    """Opens `folder` for writing; `compress` writes deltas in zstd, for slow links.
+
+    Objects together take at most `bytes_max` bytes, None for as many as the disk has.
+
+    Raises TransferError if another process writes there.
+    """
+
+    def __init__(self, folder: Path, *, compress: bool = False, bytes_max: int | None = None) -> None:
+        super().__init__(folder, bytes_max)
+        self._level = ZSTD if compress else RAW
+        self._held: _Held | None = None
+        self._writing = threading.Lock()
+
+    def publish(self, version: int, packing: Packing, buckets: Iterable[Bits], base: int | None = None) -> Manifest:
+        """Store `buckets`, those of `packing` in its order, as `version`: in steps from `base` where that can be had.
+
+        Without a base, or if that is not kept, is damaged or is packed in another way, everything is written.
+        Buckets are taken one by one. Blocks for the whole write: call it from a thread.
+
+        Raises TransferError if the number is not a new highest one, NoRoom if disk or limit are too small, ValueError
+        if the buckets are not those of the packing; nothing of the version is left then.
+        """
+        with self._writing:
+            if self.newest is not None and version <= self.newest:
+                raise TransferError(f"version {version} comes after {self.newest}", expected="numbers that rise")
+            held = self._take_held(base, packing)
+            try:
+                published = self._write_version(version, packing, buckets, held)
+                self._write_mark(version, published.fingerprint)
+            except BaseException:
+                self._remove_marks(version)
+                self._remove_unneeded()
+                raise
+            held.version = version
+            held.hashes = [entry.after for entry in published.buckets]
+            self._held = held
+            return published
+
+    def delta(self, start: int | None, goal: int) -> tuple[Step, ...]:
+        """As `steps`, but deltas in a row are merged first, and the merged ones kept for the next who asks."""
+        steps = self.steps(start, goal)
+        if len(steps) < 2 and (start is None or not _anew(steps)):
+            return steps
+        with self._writing:
+            onwards = None if start is None else chain.find_route(self.links(), start, goal)
+            self._merge_all(chain.runs(onwards or ()))
+            if _anew(self.steps(start, goal)):
+                self._merge_all(chain.runs(chain.find_route(self.links(), None, goal) or ()))
+            return self.steps(start, goal)
+
+    def collect(self, keep: int, pinned: Collection[int] = ()) -> tuple[int, ...]:
+        """Retire all versions but the last `keep` and those pinned, and say which; then compact what is left."""
+        if keep < 1:
+            raise ValueError(f"keep={keep} must be at least 1")
+        versions = self.versions()
+        kept = chain.kept_versions(versions, keep, pinned)
+        leaving = tuple(version for version in versions if version not in kept)
+        self.retire(*leaving)
+        return leaving
+
+    def retire(self, *versions: int) -> None:
+        """Remove versions, then everything that no other one needs, having compacted the ways between these.
+
+        Raises ValueError if the newest one is among them: its number must not be given out again.
+        """
+        if self.newest in versions:
+            raise ValueError(f"version {self.newest} is the newest, and stays")
+        with self._writing:
+            self._remove_marks(*versions)
+            self._remove_unneeded()
+            newest = self.newest
+            if newest is not None and chain.anchor_due(self.links(), newest):
+                self._write_whole(newest)
+            self._merge_all(chain.mergeable(self.links(), self.versions()))
+            self._remove_unneeded()
+
+    def _take_held(self, base: int | None, packing: Packing) -> _Held:
+        """The bits of `base`, which the caller then changes; without buckets if there are none to go on from."""
+        held, self._held = self._held, None
+        if base is None:
+            return _Held(-1, [], [])
+        try:
+            if self.packing(base) != packing:
+                log.warning("the model is packed in another way than before, and written whole", base=base)
+                return _Held(-1, [], [])
+            if held is not None and held.version == base:
+                return held
+            # To hold two models at once may be more than there is memory for.
+            held = None
+            buckets = list(self.read(base))
+        except TransferError as error:
+            log.warning("the base cannot be had, and the version is written whole", base=base, why=str(error))
+            return _Held(-1, [], [])
+        return _Held(base, buckets, [bucket_hash(bits) for bits in buckets])
+
+    def _write_version(self, version: int, packing: Packing, buckets: Iterable[Bits], held: _Held) -> Manifest:
+        """All of a version but its mark; `held` has its bits then."""
+        anew = not held.buckets
+        mode: Mode = "overwrite" if anew else "steps"
+        key = self.objects.put(packing.to_bytes())
+        entries: list[BucketEntry] = []
+        for index, (bucket, given) in enumerate(zip(packing.buckets, buckets, strict=True)):
+            new = as_bits(given)
+            if anew:
+                delta = overwrite(new, bucket_hash(new))
+                held.buckets.append(new.copy())
+            else:
+                delta = encode(held.buckets[index], new, held.hashes[index])
+                delta.apply(held.buckets[index], delta.before)
+            entries.append(self._store_delta(bucket, delta, delta.before))
+        made = Manifest(version, None if anew else held.version, mode, key, tuple(entries))
+        self._write_manifest(made)
+        return made
+
+    def _store_delta(self, bucket: Bucket, delta: Delta, before: int) -> BucketEntry:
+        """`before` is the hash of what the delta leads from, also where it does not ask for that."""
+        if (delta.elements, delta.lane) != (bucket.elements, bucket.lane):
+            raise ValueError(
+                f"bucket {bucket.bucket_id} has {delta.elements} elements of {delta.lane} bytes, "
+                f"not {bucket.elements} of {bucket.lane}"
+            )
+        wire = delta.to_wire(compress=self._level == ZSTD)
+        key = self.objects.put(wire)
+        return BucketEntry(bucket.bucket_id, key, self._level, len(wire), bucket.dense_bytes, before, delta.after)
+
+    def _write_whole(self, version: int) -> None:
+        """Store a version without a base, where there is room."""
+        try:
+            key = self.packing_key(version)
+            entries = tuple(
+                self._store_delta(bucket, overwrite(bits, bucket_hash(bits)), 0)
+                for bucket, bits in zip(self.read_packing(key).buckets, self.read(version), strict=True)
+            )
+            self._write_manifest(Manifest(version, None, "overwrite", key, entries))
+        except TransferError as error:
+            log.warning("a version is not written whole", version=version, why=str(error))
+            self._remove_unreferenced()
+
+    def _merge_all(self, routes: Iterable[Route]) -> None:
+        """Make one link of each route, all of whose hops have one direction and one mode, where there is room."""
+        for route in routes:
+            first, last = (route[-1], route[0]) if route[0].backwards else (route[0], route[-1])
+            if (last.link.version, first.link.base) not in self._manifests:
+                try:
+                    self._merge(route)
+                except NoRoom as error:
+                    log.warning("deltas are not merged", links=len(route), why=str(error))
+                    self._remove_unreferenced()
+
+    def _merge(self, route: Route) -> None:
+        """Store the deltas of a route as one. Where one is damaged, its way is left out and nothing is stored."""
+        hops = reversed(route) if route[0].backwards else route
+        made = [self._manifests[hop.link.version, hop.link.base] for hop in hops]
+        entries: list[BucketEntry] = []
+        for index, bucket in enumerate(self.read_packing(made[0].packing).buckets):
+            merged: Delta | None = None
+            for found in made:
+                try:
+                    delta = self.load(found, found.buckets[index])
+                except (LostObject, MalformedDelta) as error:
+                    self.leave_out(found, str(error))
+                    self._remove_unreferenced()
+                    return
+                merged = delta if merged is None else compose(merged, delta)
+            assert merged is not None
+            entries.append(self._store_delta(bucket, merged, made[0].buckets[index].before))
+        first, last = made[0], made[-1]
+        self._write_manifest(Manifest(last.version, first.base, first.mode, first.packing, tuple(entries)))
+
+
+def _anew(steps: tuple[Step, ...]) -> bool:
+    return bool(steps) and steps[0].manifest.base is None

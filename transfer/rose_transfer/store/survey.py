@@ -1,0 +1,82 @@
+"""What people ask of a store: what is in it, whether it is whole, what changed from one version to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rose.errors import TransferError
+from rose_transfer.store import chain
+from rose_transfer.store.reader import StoreReader
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRow:
+    """One kept version. `ways` are (base, bytes) of the manifests that lead to it; `joiner_bytes`, None if it is lost,
+    is what somebody fetches who holds nothing.
+    """
+
+    version: int
+    fingerprint: str
+    ways: tuple[tuple[int | None, int], ...]
+    joiner_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterChange:
+    """`changed` of the `elements` of a parameter that is packed have other bits."""
+
+    parameter: str
+    elements: int
+    changed: int
+
+
+def listing(store: StoreReader) -> tuple[VersionRow, ...]:
+    """The kept versions, oldest first."""
+    links = store.links()
+    rows: list[VersionRow] = []
+    for version in store.versions():
+        ways = tuple((link.base, link.encoded_bytes) for link in links if link.version == version)
+        route = chain.find_route(links, None, version)
+        joiner_bytes = None if route is None else chain.route_bytes(route)
+        rows.append(VersionRow(version, store.fingerprint(version), ways, joiner_bytes))
+    return tuple(rows)
+
+
+def verify(store: StoreReader) -> tuple[str, ...]:
+    """Read every object and rebuild every version; what is wrong, a line each. Reads as much as all of that is."""
+    problems: list[str] = []
+    for found in store.manifests():
+        for entry in found.buckets:
+            try:
+                store.load(found, entry)
+            except TransferError as error:
+                base = "nothing" if found.base is None else f"version {found.base}"
+                problems.append(f"from {base} to version {found.version}, bucket {entry.bucket_id}: {error}")
+    for version in store.versions():
+        try:
+            for _ in store.read(version):
+                pass
+        except TransferError as error:
+            problems.append(f"version {version}: {error}")
+    return tuple(problems)
+
+
+def diff(store: StoreReader, old: int, new: int) -> tuple[ParameterChange, ...]:
+    """What changed by parameter, in the order in which these lie in buckets.
+
+    Raises TransferError if a version is not kept or lost, or the two are packed in different ways.
+    """
+    packing = store.packing(new)
+    if store.packing(old) != packing:
+        raise TransferError(f"versions {old} and {new} are packed in different ways", expected="the same parameters")
+    elements: dict[str, int] = {}
+    changed: dict[str, int] = {}
+    for bucket, before, after in zip(packing.buckets, store.read(old), store.read(new), strict=True):
+        differs = before != after
+        for region, span in bucket.spans():
+            name = region.parameter
+            elements[name] = elements.get(name, 0) + region.box.elements
+            changed[name] = changed.get(name, 0) + int(np.count_nonzero(differs[span]))
+    return tuple(ParameterChange(name, elements[name], changed[name]) for name in elements)

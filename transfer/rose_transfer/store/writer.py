@@ -1,0 +1,145 @@
+"""What changes a store's folder: written in an order that survives death at any point, removed in the reverse one.
+
+Invariants
+- Objects, then the manifest that names them, then the mark of the version, each flushed before the next is written.
+- A mark goes before the manifests that lead to its version, those before their objects.
+- One process at a time writes, held by a lock that ends with it (and with the processes it forked without exec).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose.errors import TransferError
+from rose_transfer.store import chain, manifest
+from rose_transfer.store.files import files_in, flush_folder, remove_drafts, write_whole
+from rose_transfer.store.manifest import Manifest
+from rose_transfer.store.objects import NoRoom, Objects
+from rose_transfer.store.reader import StoreReader, link_name, log, mark_name
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What was removed when a store was opened: the rests of a writer that died, and what the disk has lost."""
+
+    drafts: int = 0
+    manifests: int = 0
+    versions: int = 0
+    objects: int = 0
+
+
+class StoreWriter(StoreReader):
+    """The store in `folder`, which is made if need be; `recovered` says what had to be removed.
+
+    Raises TransferError if another process writes there.
+    """
+
+    def __init__(self, folder: Path, bytes_max: int | None) -> None:
+        for name in ("objects", "links", "versions"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(folder / "lock")
+        try:
+            super().__init__(folder)
+            self.objects = Objects(folder / "objects", bytes_max)
+            self.recovered = self._recover()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let another process write. What is stored stays."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def leave_out(self, damaged: Manifest, why: str) -> None:
+        super().leave_out(damaged, why)
+        self._unlink_manifest(damaged.version, damaged.base)
+
+    def _write_manifest(self, made: Manifest) -> None:
+        """Its objects are there already, and are flushed first."""
+        self.objects.flush()
+        _write(self._links_folder, link_name(made.version, made.base), made.to_bytes())
+        self._change_manifests(made)
+
+    def _write_mark(self, version: int, fingerprint: str) -> None:
+        _write(self._versions_folder, mark_name(version), manifest.mark_bytes(version, fingerprint))
+        with self._guard:
+            self._marks = {**self._marks, version: fingerprint}
+
+    def _remove_marks(self, *versions: int) -> None:
+        for version in versions:
+            (self._versions_folder / mark_name(version)).unlink(missing_ok=True)
+        flush_folder(self._versions_folder)
+        with self._guard:
+            self._marks = {version: whole for version, whole in self._marks.items() if version not in versions}
+
+    def _remove_unneeded(self) -> tuple[int, int]:
+        """Remove the ways that no kept version needs, then the objects of none; how many of each there were."""
+        needed = {(link.version, link.base) for link in chain.needed(self.links(), self.versions())}
+        unneeded = [ends for ends in self._manifests if ends not in needed]
+        self._change_manifests(without=unneeded)
+        for version, base in unneeded:
+            self._unlink_manifest(version, base)
+        flush_folder(self._links_folder)
+        return len(unneeded), self._remove_unreferenced()
+
+    def _remove_unreferenced(self) -> int:
+        used = {key for found in self._manifests.values() for key in found.object_keys()}
+        unused = [key for key in self.objects.known() if key not in used]
+        for key in unused:
+            self.objects.remove(key)
+        return len(unused)
+
+    def _unlink_manifest(self, version: int, base: int | None) -> None:
+        (self._links_folder / link_name(version, base)).unlink(missing_ok=True)
+
+    def _recover(self) -> Recovered:
+        """Remove what no version is made of, and the versions that can no longer be read."""
+        folders = (self.folder / "objects", self._links_folder, self._versions_folder)
+        drafts = sum(remove_drafts(folder) for folder in folders)
+        links = self.links()
+        lost = [version for version in self.versions() if chain.find_route(links, None, version) is None]
+        self._remove_marks(*lost)
+        spoiled = _remove_others(self._versions_folder, {mark_name(version) for version in self._marks})
+        stray = _remove_others(self._links_folder, {link_name(*ends) for ends in self._manifests})
+        unneeded, objects = self._remove_unneeded()
+        found = Recovered(drafts, stray + unneeded, len(lost) + spoiled, objects)
+        if found != Recovered():
+            log.warning("removed what was half-done or spoiled", folder=str(self.folder), removed=str(found))
+        return found
+
+
+def _lock(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise TransferError(
+            f"another process writes to {path.parent}",
+            expected="one publisher for each store",
+            to_do="end it, or publish to another folder",
+        ) from error
+    return descriptor
+
+
+def _write(folder: Path, name: str, data: bytes) -> None:
+    try:
+        write_whole(folder / name, data)
+        flush_folder(folder)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (NoRoom if full else TransferError)(f"cannot write {folder / name}: {error}") from error
+
+
+def _remove_others(folder: Path, names: Collection[str]) -> int:
+    others = [name for name, _ in files_in(folder) if name not in names]
+    for name in others:
+        (folder / name).unlink(missing_ok=True)
+    return len(others)
