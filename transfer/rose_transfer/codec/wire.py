@@ -124,11 +124,9 @@ def _expand(part: memoryview, size: int) -> NDArray[np.uint8]:
     if len(part) > size:
         raise MalformedDelta(f"a stream of {size} bytes takes {len(part)}")
     try:
-        if zstandard.frame_content_size(part) != size:
-            raise MalformedDelta("a compressed stream does not have the size that the header says")
+        if (told := zstandard.frame_content_size(part)) != size:
+            raise MalformedDelta(f"a compressed stream holds {told} bytes", expected=f"{size}, as the header says")
         whole = zstandard.ZstdDecompressor().decompress(part, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise MalformedDelta(f"a stream cannot be decompressed: {error}") from error
-    if len(whole) != size:
-        raise MalformedDelta("a compressed stream does not have the size that the header says")
     return np.frombuffer(whole, dtype=np.uint8)
