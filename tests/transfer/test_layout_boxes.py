@@ -141,8 +141,10 @@ def test_a_transpose_stays_one_box() -> None:
     assert [(copy.source, copy.strides) for copy in copies] == [(Box((0, 0), (6, 8)), (1, 6))]
 
 
-def test_a_flat_view_that_crosses_rows_is_cut_at_their_ends() -> None:
-    assert sum(box.elements for box in view_boxes((4, 5), View(3, (6,), (1,)))) == 6
+@pytest.mark.parametrize("count", [6, 10])
+def test_a_flat_view_that_crosses_rows_is_cut_into_boxes(count: int) -> None:
+    boxes = view_boxes((4, 5), View(3, (count,), (1,)))
+    assert painted((4, 5), boxes).reshape(-1).tolist() == [0] * 3 + [1] * count + [0] * (17 - count)
 
 
 @pytest.mark.parametrize(

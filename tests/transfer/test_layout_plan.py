@@ -224,6 +224,12 @@ def test_faulty_receivers_are_refused_by_tensor_and_holder(layout: Layout, messa
         check_destination(layout)
 
 
+def test_no_plan_is_returned_unproven(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rose_transfer.layout.plan._fill", lambda *_: [])
+    with pytest.raises(TransferError, match="nothing is written to qkv"):
+        plan(Sources([TRAINER]), receiver(NORM, ROWS, pads=(LAST_ROW,)))
+
+
 def test_a_gap_between_the_senders_is_named() -> None:
     rows = Piece("q", Box((0, 0), (3, 6)), "q", 0, (6, 1))
     norm = Piece("norm", Box((0,), (6,)), "norm", 0, (1,))
