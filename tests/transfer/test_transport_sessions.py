@@ -137,8 +137,9 @@ def test_an_object_that_changes_its_size_is_not_taken() -> None:
     world.driver.call(0.0, "", lambda: world.fetch(1, "long"))
     world.driver.call(0.15, "another size", lambda: objects.update(long=OBJECTS["long"] + b"more"))
     world.driver.run(5.0)
-    assert 1 not in world.ended
-    assert "received a piece other than the one asked for" in world.drops
+    end = world.ended[1]
+    assert isinstance(end, client.Failed)
+    assert "not 2577" in str(end.error)
 
 
 def test_a_long_wait_for_news_is_no_silence() -> None:

@@ -263,6 +263,10 @@ class ClientSession:
         if fetch is None:
             del link.pieces[data.request]
             return ()
+        known = fetch.pieces.size_bytes
+        if known not in (None, data.size):
+            del link.pieces[data.request]
+            return self._fail(ask, TransferError(f"{fetch.key} has {data.size} bytes, not {known}"))
         if not self._fits(fetch, offset, data.offset, len(data.payload), data.size):
             raise ProtocolError("received a piece other than the one asked for")
         del link.pieces[data.request]

@@ -56,6 +56,10 @@ class ReadableObject(Protocol):
         """Exactly `length` bytes from `offset`. Raises TransferError or OSError if they cannot be read."""
         ...
 
+    def close(self) -> None:
+        """No more reads follow; what was read stays."""
+        ...
+
 
 @runtime_checkable
 class FileObject(Protocol):
@@ -107,12 +111,14 @@ class ObjectServer(Protocol):
 class ObjectClient(Protocol):
     """Pulls objects from one server. Any number of fetches and watches may be under way."""
 
-    async def fetch(self, key: str, into: Landing, *, resume_from: int = 0, deadline_s: float) -> int:
+    async def fetch(
+        self, key: str, into: Landing, *, size_bytes: int | None = None, resume_from: int = 0, deadline_s: float
+    ) -> int:
         """Put the object in place and return its size in bytes.
 
-        The first `resume_from` bytes are in place already. Lost links are mended and cost only the pieces that were
-        under way. Raises ObjectMissing, Refused, TransferError (server cannot read it, landing has no room) or
-        DeadlineExceeded after `deadline_s` seconds.
+        The first `resume_from` bytes are in place already. A `size_bytes` that is known saves a round trip. Lost
+        links are mended and cost only the pieces that were under way. Raises ObjectMissing, Refused, TransferError
+        (another size, unreadable, no room) or DeadlineExceeded after `deadline_s` seconds.
         """
         ...
 
