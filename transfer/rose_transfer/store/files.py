@@ -2,22 +2,41 @@
 
 A file is written beside under a draft's name, flushed, then renamed. A writer that dies leaves a draft, never half of
 a file under its name. A new name is safe from a loss of power once its folder has been flushed too.
+
+The functions here raise OSError; `disk_trouble` makes a TransferError of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from rose.errors import TransferError
+
 Bytes = bytes | bytearray | memoryview
 DRAFT_PREFIX = ".draft-"
 
 
+class NoRoom(TransferError):
+    """The disk, or what the store may use of it, is full. Nothing of what was to be written is left."""
+
+
+@contextlib.contextmanager
+def disk_trouble(doing: str) -> Iterator[None]:
+    """Raises NoRoom or another TransferError for an OSError; `doing` is what could not be done."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (NoRoom if full else TransferError)(f"{doing}: {error}", to_do="look at the disk") from error
+
+
 def write_whole(path: Path, data: Bytes) -> None:
-    """Put `data` at `path`, over what is there. Raises OSError; no draft is left then."""
+    """Put `data` at `path`, over what is there. If it fails no draft is left."""
     descriptor, draft = tempfile.mkstemp(prefix=DRAFT_PREFIX, dir=path.parent)
     try:
         try:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rose.errors import TransferError
-from rose_transfer.store.files import Bytes, files_in, flush_folder, remove_drafts, write_whole
+from rose_transfer.store.files import Bytes, NoRoom, disk_trouble, files_in, flush_folder, remove_drafts, write_whole
 
 _COMPARED_BYTES = 2**20
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -29,10 +29,6 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 class LostObject(TransferError):
     """The object is not there, or its bytes are not those that its key stands for: get it from elsewhere."""
-
-
-class NoRoom(TransferError):
-    """The disk, or what the store may use of it, is full. Nothing of the object is left."""
 
 
 class ReadableObject(Protocol):
@@ -148,13 +144,16 @@ class Objects:
             raise TransferError(f"object {key[:12]} cannot be opened: {error}") from error
 
     def remove(self, key: str) -> None:
-        """Remove an object, if it is there. Whoever has it open keeps it."""
-        self._path(key).unlink(missing_ok=True)
+        """Remove an object, if it is there. Whoever has it open keeps it. Raises TransferError if the disk fails."""
+        path = self._path(key)
+        with disk_trouble(f"object {key[:12]} cannot be removed"):
+            path.unlink(missing_ok=True)
         self._forget(key)
 
     def flush(self) -> None:
-        """Make all objects put so far outlast a loss of power."""
-        flush_folder(self._folder)
+        """Make all objects put so far outlast a loss of power. Raises TransferError if the disk fails."""
+        with disk_trouble(f"the objects in {self._folder} cannot be flushed"):
+            flush_folder(self._folder)
 
     def remove_drafts(self) -> int:
         """Remove what killed writers left, and say how many. No other writer may be at work."""

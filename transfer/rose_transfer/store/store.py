@@ -22,8 +22,9 @@ from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, enc
 from rose_transfer.codec.streams import Mode, as_bits
 from rose_transfer.store import chain
 from rose_transfer.store.chain import Route
+from rose_transfer.store.files import NoRoom
 from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
-from rose_transfer.store.objects import LostObject, NoRoom
+from rose_transfer.store.objects import LostObject
 from rose_transfer.store.packing import Bucket, Packing
 from rose_transfer.store.reader import Bits, Step, log
 from rose_transfer.store.writer import StoreWriter
@@ -69,7 +70,6 @@ class Store(StoreWriter):
                 published = self._write_version(version, packing, buckets, held)
                 self._write_mark(version, published.fingerprint)
             except BaseException:
-                self._remove_marks(version)
                 self._remove_unneeded()
                 raise
             held.version = version

@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 from collections.abc import Collection
@@ -17,9 +16,9 @@ from pathlib import Path
 
 from rose.errors import TransferError
 from rose_transfer.store import chain, manifest
-from rose_transfer.store.files import files_in, flush_folder, remove_drafts, write_whole
+from rose_transfer.store.files import disk_trouble, files_in, flush_folder, remove_drafts, write_whole
 from rose_transfer.store.manifest import Manifest
-from rose_transfer.store.objects import NoRoom, Objects
+from rose_transfer.store.objects import Objects
 from rose_transfer.store.reader import StoreReader, link_name, log, mark_name
 
 
@@ -73,9 +72,10 @@ class StoreWriter(StoreReader):
             self._marks = {**self._marks, version: fingerprint}
 
     def _remove_marks(self, *versions: int) -> None:
-        for version in versions:
-            (self._versions_folder / mark_name(version)).unlink(missing_ok=True)
-        flush_folder(self._versions_folder)
+        with disk_trouble(f"versions cannot be removed from {self.folder}"):
+            for version in versions:
+                (self._versions_folder / mark_name(version)).unlink(missing_ok=True)
+            flush_folder(self._versions_folder)
         with self._guard:
             self._marks = {version: whole for version, whole in self._marks.items() if version not in versions}
 
@@ -86,7 +86,8 @@ class StoreWriter(StoreReader):
         self._change_manifests(without=unneeded)
         for version, base in unneeded:
             self._unlink_manifest(version, base)
-        flush_folder(self._links_folder)
+        with disk_trouble(f"manifests cannot be removed from {self.folder}"):
+            flush_folder(self._links_folder)
         return len(unneeded), self._remove_unreferenced()
 
     def _remove_unreferenced(self) -> int:
@@ -97,7 +98,8 @@ class StoreWriter(StoreReader):
         return len(unused)
 
     def _unlink_manifest(self, version: int, base: int | None) -> None:
-        (self._links_folder / link_name(version, base)).unlink(missing_ok=True)
+        with disk_trouble(f"manifests cannot be removed from {self.folder}"):
+            (self._links_folder / link_name(version, base)).unlink(missing_ok=True)
 
     def _recover(self) -> Recovered:
         """Remove what no version is made of, and the versions that can no longer be read."""
@@ -130,12 +132,14 @@ def _lock(path: Path) -> int:
 
 
 def _write(folder: Path, name: str, data: bytes) -> None:
-    try:
+    with disk_trouble(f"{folder / name} cannot be written"):
         write_whole(folder / name, data)
-        flush_folder(folder)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise (NoRoom if full else TransferError)(f"cannot write {folder / name}: {error}") from error
+        try:
+            flush_folder(folder)
+        except BaseException:
+            # Who is told that it failed must not find it there.
+            (folder / name).unlink(missing_ok=True)
+            raise
 
 
 def _remove_others(folder: Path, names: Collection[str]) -> int:

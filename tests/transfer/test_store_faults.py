@@ -1,0 +1,404 @@
+"""Whatever dies, fills up, is damaged or comes twice: what is there is whole, and the store goes on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from store_tools import PACKING, Bits, first_weights, follow, moved, publish_line, same, whole_files
+
+from rose.errors import TransferError
+from rose_transfer.codec import MalformedDelta, WrongBase
+from rose_transfer.store import Store, StoreReader
+from rose_transfer.store.survey import verify
+from rose_transfer.store.writer import Recovered
+
+CALLS = ("open", "write", "fsync", "close", "rename", "unlink")
+"""What a store does to a disk."""
+
+
+@contextmanager
+def before_call(number: int, act: Callable[[str, tuple[object, ...]], None]) -> Iterator[list[int]]:
+    """Have `act` called before call `number` of CALLS; yields the count so far."""
+    count = [0]
+    real = {name: getattr(os, name) for name in CALLS}
+
+    def watched(name: str) -> Callable[..., object]:
+        def call(*arguments: object, **options: object) -> object:
+            count[0] += 1
+            if count[0] == number:
+                act(name, arguments)
+            return real[name](*arguments, **options)
+
+        return call
+
+    for name in CALLS:
+        setattr(os, name, watched(name))
+    try:
+        yield count
+    finally:
+        for name in CALLS:
+            setattr(os, name, real[name])
+
+
+def die(name: str, arguments: tuple[object, ...]) -> None:
+    """Before the call; of a write, half is still done."""
+    if name == "write":
+        descriptor, data = arguments
+        assert isinstance(descriptor, int)
+        assert isinstance(data, memoryview)
+        os.pwrite(descriptor, data[: len(data) // 2], 0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def killed_before_call(number: int, work: Callable[[], None]) -> bool:
+    """Do `work` in a child that dies before its call `number`; False if it came to its end before."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with before_call(number, die):
+                work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert status in (0, signal.SIGKILL)
+    return status != 0
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a folder: these tests flush to disk some thousand times."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="rose-store-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def template(tmp_path: Path) -> tuple[Path, dict[int, list[Bits]]]:
+    """A closed store with versions 1 to 4, to be copied."""
+    store = Store(tmp_path / "template")
+    history = publish_line(store, 4, share=0.02)
+    store.close()
+    return tmp_path / "template", history
+
+
+def check(store: StoreReader, history: dict[int, list[Bits]]) -> None:
+    """Everything that the store has is right, and it has nothing else on disk."""
+    for goal in store.versions():
+        for start in (None, *store.versions()):
+            held = None if start is None else history[start]
+            whole = None if start is None else store.fingerprint(start)
+            assert same(follow(store, store.steps(start, goal), held, whole), history[goal])
+    used = {f"objects/{key}" for manifest in store.manifests() for key in manifest.object_keys()}
+    files = whole_files(store.folder)
+    assert {name for name in files if name.startswith("objects/")} == used
+    assert len(files) == len(used) + len(store.versions()) + len(store.manifests())
+
+
+@pytest.mark.parametrize("what", ["steps", "whole"])
+def test_a_publisher_killed_before_any_call_leaves_no_lie(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]], what: str
+) -> None:
+    original, history = template
+    history[5] = moved(history[4], 0.02, 5)
+    folder = tmp_path / "store"
+
+    def work() -> None:
+        Store(folder).publish(5, PACKING, history[5], 4 if what == "steps" else None)
+
+    number, seen, drafts, objects = 0, [False], 0, 0
+    killed = True
+    while killed:
+        number += 1
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder)
+        killed = killed_before_call(number, work)
+        reader = StoreReader(folder)
+        assert reader.versions() in ((1, 2, 3, 4), (1, 2, 3, 4, 5))
+        assert all(same(list(reader.read(version)), history[version]) for version in reader.versions())
+        seen.append(reader.newest == 5)
+        store = Store(folder)
+        check(store, history)
+        assert store.recovered.versions == 0
+        drafts += store.recovered.drafts
+        objects += store.recovered.objects
+        if not seen[-1]:
+            assert store.publish(5, PACKING, history[5], base=4).base == 4
+        assert same(list(store.read(5)), history[5])
+        store.close()
+    assert seen == sorted(seen), "once it is there, it is there"
+    assert seen[-1]
+    assert number > 25
+    assert drafts >= 10
+    assert objects >= 10
+
+
+def test_a_collector_killed_before_any_call_leaves_no_lie(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]
+) -> None:
+    original, history = template
+    folder = tmp_path / "store"
+
+    def work() -> None:
+        Store(folder).collect(1, {2})
+
+    number = 0
+    killed = True
+    while killed:
+        number += 1
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder)
+        killed = killed_before_call(number, work)
+        store = Store(folder)
+        assert {2, 4} <= set(store.versions())
+        assert store.recovered.versions == 0
+        check(store, history)
+        store.collect(1, {2})
+        assert store.versions() == (2, 4)
+        check(store, history)
+        store.close()
+    assert number > 25
+
+
+def test_a_disk_that_fails_at_any_call_leaves_the_store_as_it_was(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]
+) -> None:
+    original, history = template
+    history[5] = moved(history[4], 0.02, 5)
+    number, failed = 0, True
+    while failed:
+        number += 1
+        folder = tmp_path / f"store-{number}"
+        shutil.copytree(original, folder)
+        store = Store(folder)
+        before = whole_files(folder)
+
+        def fail(name: str, arguments: tuple[object, ...], number: int = number) -> None:
+            if name == "close":
+                os.closerange(int(str(arguments[0])), int(str(arguments[0])) + 1)
+            code = errno.ENOSPC if number % 2 else errno.EIO
+            raise OSError(code, os.strerror(code))
+
+        with before_call(number, fail):
+            try:
+                store.publish(5, PACKING, history[5], base=4)
+                failed = False
+            except TransferError:
+                failed = True
+        if failed:
+            assert whole_files(folder) == before
+            assert store.versions() == (1, 2, 3, 4)
+            store.publish(5, PACKING, history[5], base=4)
+        check(store, history)
+        store.close()
+        shutil.rmtree(folder)
+    assert number > 25
+
+
+def test_one_of_two_publishers_wins(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    history = publish_line(store, 2)
+    with pytest.raises(TransferError, match="another process writes"):
+        Store(tmp_path)
+    assert same(list(StoreReader(tmp_path).read(2)), history[2])
+    store.close()
+    other = Store(tmp_path)
+    assert other.recovered == Recovered()
+    other.close()
+
+
+def test_of_many_that_start_at_once_one_publishes(tmp_path: Path) -> None:
+    start_read, start_write = os.pipe()
+    children: list[int] = []
+    for number in range(4):
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(start_write)
+                os.read(start_read, 1)
+                store = Store(tmp_path)
+                store.publish(1, PACKING, first_weights(number))
+                # Its lock lasts until it ends: nobody else may come in after it.
+                os.read(start_read, 1)
+                os._exit(0)
+            except TransferError as error:
+                os._exit(2 if "another process writes" in str(error) else 3)
+            finally:
+                os._exit(4)
+        children.append(child)
+    os.close(start_read)
+    os.write(start_write, b"1234")
+    statuses: list[int] = []
+    while children:
+        done, status = os.waitpid(-1, 0)
+        children.remove(done)
+        statuses.append(os.waitstatus_to_exitcode(status))
+        if statuses == [2, 2, 2]:
+            os.close(start_write)
+    assert sorted(statuses) == [0, 2, 2, 2]
+    reader = StoreReader(tmp_path)
+    assert any(same(list(reader.read(1)), first_weights(number)) for number in range(4))
+
+
+def test_a_publisher_that_was_killed_lets_the_next_one_in(tmp_path: Path) -> None:
+    def work() -> None:
+        Store(tmp_path).publish(1, PACKING, first_weights(1))
+
+    assert killed_before_call(20, work)
+    store = Store(tmp_path)
+    assert store.recovered.objects + store.recovered.drafts > 0
+    store.publish(1, PACKING, first_weights(1))
+
+
+@pytest.mark.parametrize("damage", ["flip", "gone"])
+def test_a_damaged_object_never_makes_a_wrong_version(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]], damage: str
+) -> None:
+    """Each object in turn: other ways are taken, over a dense version if need be; where there is none, it says so."""
+    original, history = template
+    store = Store(original)
+    store.publish(5, PACKING, moved(history[4], 0.02, 5))
+    history[5] = moved(history[4], 0.02, 5)
+    history[6] = moved(history[5], 0.02, 6)
+    store.publish(6, PACKING, history[6], base=5)
+    packing = store.packing_key(1)
+    keys = [key for key in store.objects.known() if key != packing]
+    store.close()
+    refused = 0
+    for key in keys:
+        folder = tmp_path / "store"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder)
+        store = Store(folder)
+        path = folder / "objects" / key
+        if damage == "flip":
+            path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+            assert any("object" in line for line in verify(StoreReader(folder)))
+        else:
+            path.unlink()
+        for version in store.versions():
+            try:
+                assert same(list(store.read(version)), history[version])
+            except TransferError:
+                refused += 1
+        for start, goal in ((2, 4), (4, 6), (6, 5), (1, 6)):
+            try:
+                assert same(
+                    follow(store, store.delta(start, goal), history[start], store.fingerprint(start)), history[goal]
+                )
+            except TransferError:
+                refused += 1
+        assert store.publish(7, PACKING, moved(history[6], 0.1, 7), base=6).version == 7
+        assert same(list(store.read(7)), moved(history[6], 0.1, 7))
+        store.close()
+        reopened = Store(folder)
+        assert reopened.newest == 7
+        assert verify(reopened) == () or damage == "flip"
+        reopened.close()
+    assert 0 < refused < 6 * len(keys)
+
+
+def test_a_missing_link_leads_over_the_dense_version(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]
+) -> None:
+    original, _ = template
+    store = Store(original)
+    store.publish(5, PACKING, first_weights(5))
+    store.publish(6, PACKING, first_weights(6), base=5)
+    (missing,) = (manifest for manifest in store.manifests() if manifest.version == 3)
+    store.close()
+    (original / "objects" / missing.buckets[0].key).unlink()
+    store = Store(original)
+    assert store.versions() == (1, 2, 5, 6), "3 and 4 can no longer be had from nothing"
+    assert store.recovered.versions == 2
+    assert store.recovered.manifests == 2
+    steps = store.delta(2, 6)
+    assert steps[0].manifest.base is None
+    assert same(follow(store, steps, None, None), first_weights(6))
+
+
+def test_files_that_are_no_manifests_are_removed_and_counted(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]
+) -> None:
+    original, history = template
+    links, versions = original / "links", original / "versions"
+    (links / "v000009-whole.json").write_bytes(b"{")
+    (links / "v000008-whole.json").write_bytes((links / "v000001-whole.json").read_bytes())
+    (links / ".draft-abc").write_bytes(b"half")
+    (versions / "v000007.json").write_bytes((versions / "v000004.json").read_bytes())
+    (versions / "v000008.json").write_bytes(b"null")
+    (original / "objects" / ("0" * 64)).write_bytes(b"stray")
+    reader = StoreReader(original)
+    assert reader.versions() == (1, 2, 3, 4)
+    store = Store(original)
+    assert store.recovered == Recovered(drafts=1, manifests=2, versions=2, objects=1)
+    check(store, history)
+
+
+def test_a_manifest_to_another_version_of_the_same_number_is_left_out(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]
+) -> None:
+    """Another run's version 3 on this run's version 2, with all its objects."""
+    original, history = template
+    other = Store(tmp_path / "other")
+    other.publish(2, PACKING, history[2])
+    other.publish(3, PACKING, first_weights(77), base=2)
+    other.close()
+    for folder in ("objects", "links"):
+        shutil.copytree(tmp_path / "other" / folder, original / folder, dirs_exist_ok=True)
+    store = Store(original)
+    assert store.versions() == (1, 2)
+    assert same(list(store.read(2)), history[2])
+    check(store, history)
+
+
+def test_many_read_while_versions_come_and_go(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    history = publish_line(store, 3, share=0.05)
+    wrong: list[int] = []
+    ended: list[int] = []
+    done = threading.Event()
+
+    def receive() -> None:
+        held, whole, at = history[1], store.fingerprint(1), 1
+        while not done.is_set():
+            goal = store.versions()[-1]
+            try:
+                steps = store.delta(at, goal)
+                held = follow(store, steps, held, whole)
+            except (MalformedDelta, WrongBase):
+                return
+            except TransferError:
+                # Retired while it was asked for, or fetched.
+                continue
+            at = goal
+            whole = steps[-1].manifest.fingerprint if steps else whole
+            if not same(held, history[goal]):
+                wrong.append(goal)
+                return
+        ended.append(at)
+
+    threads = [threading.Thread(target=receive) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for version in range(4, 12):
+        history[version] = moved(history[version - 1], 0.05, version)
+        store.publish(version, PACKING, history[version], base=version - 1)
+        store.collect(2)
+    done.set()
+    for thread in threads:
+        thread.join(30)
+    assert wrong == []
+    assert len(ended) == len(threads)
