@@ -212,7 +212,7 @@ def test_shared_files_are_lent_without_a_copy(short_folder: Path) -> None:
         store.mkdir()
         (store / "long").write_bytes(OBJECTS["long"])
         async with shared_pair(Folder(store), short_folder) as made:
-            view = await made.connect().borrow("long", deadline_s=10)  # type: ignore[attr-defined]
+            view = await made.connect().borrow("long", deadline_s=10)
             assert view == OBJECTS["long"]
             assert view.readonly
             assert list((short_folder / "spool").iterdir()) == []

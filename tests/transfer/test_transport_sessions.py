@@ -23,7 +23,7 @@ ONE_STREAM = ClientLimits(streams=1, window=2, piece_bytes=PIECE, greet_s=0.5, s
 
 
 def fetch_world(**settings: object) -> LinkWorld:
-    world = LinkWorld(0, OBJECTS, **settings)  # type: ignore[arg-type]
+    world = LinkWorld(0, OBJECTS, **settings)
     world.driver.call(0.0, "", lambda: world.fetch(1, "long"))
     return world
 

@@ -1,0 +1,418 @@
+"""Real connections that are cut, damaged, silent or hostile, and processes that are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from frame_proxy import FrameProxy, Meddle
+from transport_tools import OBJECTS, PIECE, QUICK_CLIENT, TOKEN, Memory, fetched, tcp_pair, until
+
+from rose.errors import DeadlineExceeded, TransferError
+from rose_transfer.transport import auth
+from rose_transfer.transport.client_session import ClientLimits
+from rose_transfer.transport.frames import FROM_SERVER, HEADER_BYTES, Decoder, Encoder, Frame
+from rose_transfer.transport.interface import Announcement
+from rose_transfer.transport.landing import FileLanding, MemoryLanding
+from rose_transfer.transport.messages import (
+    Challenge,
+    Data,
+    Fail,
+    FailCode,
+    Get,
+    Hello,
+    Message,
+    Welcome,
+    parse,
+    to_frame,
+)
+from rose_transfer.transport.server_session import ServerLimits
+
+SIX_PIECES = {"six": Random(6).randbytes(6 * PIECE - 7)}
+TWO_STREAMS = ClientLimits(
+    streams=2, window=2, piece_bytes=PIECE, greet_s=1.0, stall_s=0.3, retry_s=0.01, retry_s_max=0.05
+)
+
+
+async def meddled(meddle: Meddle) -> int:
+    """Fetch six pieces through a proxy that meddles. Returns how many frames came by."""
+    async with tcp_pair(Memory(dict(SIX_PIECES))) as pair, FrameProxy(pair.server.port, meddle) as proxy:
+        client = pair.connect(limits=TWO_STREAMS, port=proxy.port)
+        assert await fetched(client, "six") == SIX_PIECES["six"]
+        await client.close()
+        return proxy.frames
+
+
+def every_frame() -> range:
+    return range(asyncio.run(meddled(lambda _, frame: frame)))
+
+
+def test_a_connection_is_cut_at_every_frame_boundary() -> None:
+    for cut in every_frame():
+        asyncio.run(meddled(lambda number, frame, cut=cut: None if number == cut else frame))
+
+
+def test_a_connection_is_cut_inside_every_frame() -> None:
+    for cut in every_frame():
+
+        def truncate(number: int, frame: bytes, cut: int = cut) -> bytes | None:
+            return frame[: len(frame) // 2] if number == cut else frame
+
+        # The half frame holds the connection up until one side's patience ends.
+        asyncio.run(meddled(truncate))
+
+
+@pytest.mark.parametrize("at", [2, 4, 30, HEADER_BYTES - 1, -1], ids=["magic", "version", "offset", "sum", "payload"])
+def test_every_frame_is_corrupted_once(at: int) -> None:
+    for spoiled in every_frame():
+
+        def corrupt(number: int, frame: bytes, spoiled: int = spoiled) -> bytes | None:
+            if number != spoiled:
+                return frame
+            changed = bytearray(frame)
+            changed[at] ^= 0x10
+            return bytes(changed)
+
+        asyncio.run(meddled(corrupt))
+
+
+def test_every_frame_is_repeated_once() -> None:
+    for repeated in every_frame():
+        asyncio.run(meddled(lambda number, frame, repeated=repeated: frame * (1 + (number == repeated))))
+
+
+def test_every_frame_is_held_back_behind_the_next_once() -> None:
+    for late in every_frame():
+        held: list[bytes] = []
+
+        def reorder(number: int, frame: bytes, late: int = late, held: list[bytes] = held) -> bytes | None:
+            if number == late:
+                held.append(frame)
+                return b""
+            return frame + held.pop() if held else frame
+
+        asyncio.run(meddled(reorder))
+
+
+def start_server(port: int, die_at: int) -> tuple[subprocess.Popen[str], int]:
+    folders = [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("transport_server_main.py")), str(port), str(die_at)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def test_a_killed_server_comes_back_and_the_fetch_goes_on() -> None:
+    async def check() -> None:
+        process, port = start_server(0, die_at=20)
+        try:
+            async with tcp_pair(Memory()) as pair:
+                client = pair.connect(port=port)
+                landing = MemoryLanding()
+                fetch = asyncio.ensure_future(client.fetch("long", landing, deadline_s=30))
+                assert await asyncio.to_thread(process.wait, 20) == -signal.SIGKILL
+                assert not fetch.done()
+                process, _ = await asyncio.to_thread(start_server, port, -1)
+                await fetch
+                assert landing.bytes_view == OBJECTS["long"]
+        finally:
+            process.kill()
+            process.wait(10)
+
+    asyncio.run(check())
+
+
+def test_a_receiver_that_vanishes_leaves_nothing_behind() -> None:
+    async def check() -> None:
+        memory = Memory()
+        async with tcp_pair(memory) as pair:
+            for _ in range(5):
+                peer = await Stranger.greeted(pair.server.port)
+                peer.say(Get(1, "long", 0, PIECE))
+                await peer.hear()
+                peer.writer.transport.abort()
+            await until(lambda: pair.server.connections == 0 and memory.open_now == 0)
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+class Stranger:
+    """A peer that speaks frames, as a test tells it to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._encoder = Encoder()
+        self._decoder = Decoder(FROM_SERVER)
+
+    @classmethod
+    async def connected(cls, port: int) -> Stranger:
+        return cls(*await asyncio.open_connection("127.0.0.1", port))
+
+    @classmethod
+    async def greeted(cls, port: int) -> Stranger:
+        self = await cls.connected(port)
+        challenge = await self.hear()
+        assert isinstance(challenge, Challenge)
+        self.say(Hello(bytes(32), auth.client_proof(TOKEN.encode(), challenge.nonce, bytes(32))))
+        assert isinstance(await self.hear(), Welcome)
+        return self
+
+    def say(self, message: Message) -> None:
+        self.writer.write(self._encoder.encode(to_frame(message)))
+
+    async def hear(self) -> Message | None:
+        """The next message, None at the end."""
+        frames: list[Frame] = []
+        while not frames:
+            data = await self.reader.read(len(self._decoder.room()))
+            if not data:
+                return None
+            frames = self._decoder.feed(data)
+        return parse(frames[0])
+
+
+def test_a_peer_that_says_nothing_is_dropped() -> None:
+    async def check() -> None:
+        async with tcp_pair(Memory()) as pair:
+            stranger = await Stranger.connected(pair.server.port)
+            assert isinstance(await stranger.hear(), Challenge)
+            assert await stranger.hear() is None
+            assert pair.server.connections == 0
+            stranger.writer.close()
+
+    asyncio.run(check())
+
+
+def test_a_peer_that_does_not_read_is_dropped_and_holds_up_nobody() -> None:
+    async def check() -> None:
+        memory = Memory({"big": bytes(2**20), **OBJECTS})
+        async with tcp_pair(memory) as pair:
+            stranger = await Stranger.greeted(pair.server.port)
+            for request in range(1, 61):
+                stranger.say(Get(request, "big", 0, 2**20))
+            await until(lambda: any(wait.what == "a piece to be read" for wait in pair.waits.snapshot()))
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+            reads = sum(key == "big" for key, _ in memory.read)
+            assert reads < 60, "a piece is read only when there is room to send it"
+            await until(lambda: all(wait.what != "a piece to be read" for wait in pair.waits.snapshot()))
+            stranger.writer.transport.abort()
+
+    asyncio.run(check())
+
+
+def test_bad_input_never_ends_the_server() -> None:
+    async def check() -> None:
+        random = Random(5)
+        async with tcp_pair(Memory()) as pair:
+            for round_ in range(60):
+                if round_ % 2:
+                    stranger = await Stranger.greeted(pair.server.port)
+                else:
+                    stranger = await Stranger.connected(pair.server.port)
+                stranger.writer.write(random.randbytes(random.choice((1, HEADER_BYTES, 5000))))
+                if round_ % 3:
+                    stranger.writer.write_eof()
+                stranger.writer.close()
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_a_token_overheard_on_one_connection_opens_no_other() -> None:
+    async def check() -> None:
+        async with tcp_pair(Memory()) as pair:
+            stranger = await Stranger.connected(pair.server.port)
+            await stranger.hear()
+            stranger.say(Hello(bytes(32), auth.client_proof(TOKEN.encode(), bytes(32), bytes(32))))
+            refusal = await stranger.hear()
+            assert isinstance(refusal, Fail)
+            assert refusal.code is FailCode.TOKEN
+            assert await stranger.hear() is None
+            stranger.writer.close()
+
+    asyncio.run(check())
+
+
+def test_a_false_server_gets_nothing_asked() -> None:
+    heard: list[bytes] = []
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        encoder = Encoder()
+        writer.write(encoder.encode(to_frame(Challenge(bytes(32)))))
+        await reader.readexactly(HEADER_BYTES + 64)
+        writer.write(encoder.encode(to_frame(Welcome(bytes(32)))))
+        heard.append(await reader.read())
+        writer.close()
+
+    async def check() -> None:
+        server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+        async with tcp_pair(Memory()) as pair:
+            client = pair.connect(port=server.sockets[0].getsockname()[1])
+            with pytest.raises(TransferError, match="does not know our token"):
+                await client.fetch("long", MemoryLanding(), deadline_s=10)
+            await until(lambda: bool(heard))
+        server.close()
+
+    asyncio.run(check())
+    assert set(heard) == {b""}
+
+
+def test_connections_are_limited_and_a_client_makes_do_with_fewer() -> None:
+    async def check() -> None:
+        limits = ServerLimits(connections_max=2, keepalive_s=0.2)
+        async with tcp_pair(Memory(), limits=limits) as pair:
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+            stranger = await Stranger.connected(pair.server.port)
+            refusal = await stranger.hear()
+            assert isinstance(refusal, Fail)
+            assert refusal.code is FailCode.FULL
+            stranger.writer.close()
+
+    asyncio.run(check())
+
+
+def test_more_requests_than_allowed_end_the_connection() -> None:
+    async def check() -> None:
+        async with tcp_pair(Memory(), limits=ServerLimits(requests_max=3)) as pair:
+            stranger = await Stranger.greeted(pair.server.port)
+            for request in range(1, 6):
+                stranger.say(Get(request, "long", 0, PIECE))
+            while (message := await stranger.hear()) is not None:
+                assert isinstance(message, Data)
+            stranger.writer.close()
+
+    asyncio.run(check())
+
+
+def test_an_object_that_cannot_be_read_fails_only_its_own_fetch() -> None:
+    async def check() -> None:
+        memory = Memory(dict(OBJECTS), broken={"exact"})
+        async with tcp_pair(memory) as pair:
+            client = pair.connect()
+            both = await asyncio.gather(fetched(client, "exact"), fetched(client, "long"), return_exceptions=True)
+            assert isinstance(both[0], TransferError)
+            assert "the disk fails" in str(both[0])
+            assert both[1] == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_a_store_that_breaks_its_contract_costs_a_connection_not_the_server() -> None:
+    class Broken(Memory):
+        def has(self, key: str) -> bool:
+            if key == "short":
+                raise ValueError("a bug")
+            return super().has(key)
+
+    async def check() -> None:
+        async with tcp_pair(Broken()) as pair:
+            client = pair.connect()
+            with pytest.raises(DeadlineExceeded):
+                await client.fetch("short", MemoryLanding(), deadline_s=0.2)
+            assert await fetched(client, "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_nothing_is_written_once_a_fetch_has_given_up() -> None:
+    async def check() -> None:
+        gate = asyncio.Event()
+        async with tcp_pair(Memory()) as pair:
+            # Half of each piece gets through; the rest only when the fetch has given up.
+            async def dribble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                server_reader, server_writer = await asyncio.open_connection("127.0.0.1", pair.server.port)
+
+                async def up() -> None:
+                    while data := await reader.read(2**16):
+                        server_writer.write(data)
+                    server_writer.close()
+
+                async def down() -> None:
+                    passed = 0
+                    while data := await server_reader.read(1000):
+                        passed += len(data)
+                        if passed > 3000:
+                            await gate.wait()
+                        writer.write(data)
+                    writer.close()
+
+                await asyncio.gather(up(), down())
+
+            proxy = await asyncio.start_server(dribble, "127.0.0.1", 0)
+            client = pair.connect(port=proxy.sockets[0].getsockname()[1])
+            buffer = bytearray(len(OBJECTS["long"]))
+            with pytest.raises(DeadlineExceeded):
+                await client.fetch("long", MemoryLanding(buffer), deadline_s=0.2)
+            before = bytes(buffer)
+            assert any(before), "something was under way"
+            gate.set()
+            assert await fetched(client, "long") == OBJECTS["long"]
+            assert buffer == before
+            proxy.close()
+
+    asyncio.run(check())
+
+
+def test_a_full_disk_is_an_error_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def check() -> None:
+        monkeypatch.setattr(os, "posix_fallocate", full)
+        async with tcp_pair(Memory()) as pair:
+            client = pair.connect()
+            with pytest.raises(TransferError, match=rf"no room for {len(OBJECTS['long'])} bytes"):
+                await client.fetch("long", FileLanding(tmp_path / "long"), deadline_s=10)
+            assert await fetched(client, "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_a_capped_server_keeps_its_receivers_waiting_by_name_and_loses_none() -> None:
+    async def check() -> None:
+        content = Random(9).randbytes(6 * 2**20)
+        async with tcp_pair(Memory({"big": content}), bandwidth_bytes_per_s=2**22) as pair:
+            # Half a second of waiting is longer than this client bears silence: the server must say that it is busy.
+            patient = ClientLimits(streams=1, window=2, piece_bytes=2**21, stall_s=0.35)
+            fetch = asyncio.ensure_future(fetched(pair.connect(limits=patient), "big"))
+            await until(lambda: any(wait.what == "its share of the bandwidth" for wait in pair.waits.snapshot()))
+            assert any(wait.what == "object big" for wait in pair.waits.snapshot())
+            assert await fetch == content
+
+    asyncio.run(check())
+
+
+def test_announcements_survive_a_cut_watch() -> None:
+    cuts = iter([4, 9])
+
+    async def check() -> None:
+        cut = next(cuts)
+
+        def meddle(number: int, frame: bytes) -> bytes | None:
+            nonlocal cut
+            if number == cut:
+                cut = next(cuts, -1)
+                return None
+            return frame
+
+        async with tcp_pair(Memory()) as pair, FrameProxy(pair.server.port, meddle) as proxy:
+            client = pair.connect(port=proxy.port, limits=QUICK_CLIENT)
+            watch = asyncio.ensure_future(client.watch(7, deadline_s=10))
+            await until(lambda: cut == -1)
+            pair.server.announce(Announcement(7, "m7"))
+            assert await watch == Announcement(7, "m7")
+            await client.close()
+
+    asyncio.run(check())
