@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, get_args
 
 from rose_transfer.codec import BUCKET_BYTES_MAX
@@ -65,8 +66,8 @@ class Manifest:
             raise ValueError(f"version {self.version} from itself")
         if not is_key(self.packing) or not all(is_key(entry.key) for entry in self.buckets):
             raise ValueError("a key is not 64 hex digits")
-        if len({entry.bucket_id for entry in self.buckets}) != len(self.buckets):
-            raise ValueError("a bucket is named twice")
+        if any(one.bucket_id >= other.bucket_id for one, other in pairwise(self.buckets)):
+            raise ValueError("buckets are named twice, or not in their order")
 
     @property
     def fingerprint(self) -> str:

@@ -4,6 +4,7 @@
      "layout": 1, "parameters": {name: [dtype, [shape]]}}
 
 Invariants
+- Buckets stand in the order of their shard classes, and of their indices in these.
 - A bucket has elements of one dtype, and at most 64 MiB of them. Its regions lie in it one behind the other, each
   row-major, without gaps.
 - No element of the model lies in two places. Not every one has to lie somewhere: a relay may hold a few shard classes.
@@ -81,13 +82,15 @@ class Packing:
     buckets: tuple[Bucket, ...]
 
     def __post_init__(self) -> None:
-        indices: dict[str, int] = {}
         boxes: dict[str, list[Box]] = {}
+        before = BucketId("", -1)
         for bucket in self.buckets:
-            shard_class, index = bucket.bucket_id.shard_class, bucket.bucket_id.index
-            if index != indices.get(shard_class, 0):
-                raise ValueError(f"bucket {bucket.bucket_id} is out of its order")
-            indices[shard_class] = index + 1
+            bucket_id = bucket.bucket_id
+            if bucket_id <= before or bucket_id.index != (
+                before.index + 1 if bucket_id.shard_class == before.shard_class else 0
+            ):
+                raise ValueError(f"bucket {bucket_id} is out of its order, behind {before}")
+            before = bucket_id
             _check_bucket(bucket, self.parameters)
             for region in bucket.regions:
                 boxes.setdefault(region.parameter, []).append(region.box)

@@ -168,9 +168,11 @@ class StoreReader:
 
     def load(self, found: Manifest, entry: BucketEntry) -> Delta:
         """The delta of a bucket. Raises LostObject, or MalformedDelta if it is not the one that the manifest says."""
-        delta = from_wire(self.objects.read(entry.key))
-        same = (delta.mode, delta.after, delta.elements * delta.lane) == (found.mode, entry.after, entry.dense_bytes)
-        if not same or (delta.mode == "steps" and delta.before != entry.before):
+        data = self.objects.read(entry.key)
+        delta = from_wire(data)
+        told = (found.mode, entry.after, entry.encoded_bytes, entry.dense_bytes)
+        is_told = (delta.mode, delta.after, len(data), delta.elements * delta.lane) == told
+        if not is_told or (delta.mode == "steps" and delta.before != entry.before):
             raise MalformedDelta(
                 f"object {entry.key[:12]} is another delta than that of bucket {entry.bucket_id} "
                 f"to version {found.version}",

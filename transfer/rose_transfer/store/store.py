@@ -13,7 +13,8 @@ Memory: the bits of the version published last stay, one model's size, to encode
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +90,30 @@ class Store(StoreWriter):
                 self._merge_all(chain.runs(chain.find_route(self.links(), None, goal) or ()))
             return self.steps(start, goal)
 
+    @contextmanager
+    def receive(self, incoming: Manifest) -> Iterator[tuple[str, ...]]:
+        """Take over a version, or one more way to it, from another store.
+
+        Yields the keys of the objects that are missing here. Put them into `objects` within; when that ends without an
+        error, all are checked and the version is there. Its bits are those of its fingerprint: whether that is the one
+        that was published is for the caller to know.
+
+        Raises TransferError if an object is missing or another one than the manifest says, if the base is not here, or
+        if base or version are here with other bits; nothing of it is left then.
+        """
+        with self._writing:
+            self._incoming = (*self._incoming, incoming)
+        try:
+            yield tuple(sorted(key for key in incoming.object_keys() if not self.objects.has(key)))
+            with self._writing:
+                self._take_over(incoming)
+        finally:
+            with self._writing:
+                waiting = list(self._incoming)
+                waiting.remove(incoming)
+                self._incoming = tuple(waiting)
+                self._remove_unneeded()
+
     def collect(self, keep: int, pinned: Collection[int] = ()) -> tuple[int, ...]:
         """Retire all versions but the last `keep` and those pinned, and say which; then compact what is left."""
         if keep < 1:
@@ -114,6 +139,24 @@ class Store(StoreWriter):
                 self._write_whole(newest)
             self._merge_all(chain.mergeable(self.links(), self.versions()))
             self._remove_unneeded()
+
+    def _take_over(self, incoming: Manifest) -> None:
+        ends = {incoming.version: incoming.fingerprint}
+        if incoming.base is not None and incoming.base_fingerprint is not None:
+            if incoming.base not in self._marks:
+                raise TransferError(f"version {incoming.base} is not here to go on from", to_do="fetch it first")
+            ends[incoming.base] = incoming.base_fingerprint
+        for number, whole in ends.items():
+            here = self._marks.get(number, whole)
+            if here != whole:
+                raise TransferError(f"version {number} is here with other bits", expected=f"fingerprint {here}")
+        described = [(bucket.bucket_id, bucket.dense_bytes) for bucket in self.read_packing(incoming.packing).buckets]
+        if described != [(entry.bucket_id, entry.dense_bytes) for entry in incoming.buckets]:
+            raise TransferError(f"the manifest of version {incoming.version} names other buckets than its packing")
+        for entry in incoming.buckets:
+            self.load(incoming, entry)
+        self._write_manifest(incoming)
+        self._write_mark(incoming.version, incoming.fingerprint)
 
     def _take_held(self, base: int | None, packing: Packing) -> _Held:
         """The bits of `base`, which the caller then changes; without buckets if there are none to go on from."""

@@ -42,6 +42,7 @@ class StoreWriter(StoreReader):
         for name in ("objects", "links", "versions"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         self._lock = _lock(folder / "lock")
+        self._incoming: tuple[Manifest, ...] = ()
         try:
             super().__init__(folder)
             self.objects = Objects(folder / "objects", bytes_max)
@@ -91,7 +92,8 @@ class StoreWriter(StoreReader):
         return len(unneeded), self._remove_unreferenced()
 
     def _remove_unreferenced(self) -> int:
-        used = {key for found in self._manifests.values() for key in found.object_keys()}
+        needing = (*self._manifests.values(), *self._incoming)
+        used = {key for found in needing for key in found.object_keys()}
         unused = [key for key in self.objects.known() if key not in used]
         for key in unused:
             self.objects.remove(key)

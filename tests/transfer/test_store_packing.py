@@ -1,0 +1,195 @@
+"""Buckets hold every element once, in the same places every time, and give back the bits that went in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rose.errors import TransferError
+from rose_transfer.layout.box import Box
+from rose_transfer.layout.coverage import cover
+from rose_transfer.layout.holdings import Region
+from rose_transfer.layout.layout import Parameter
+from rose_transfer.store import packing as packing_module
+from rose_transfer.store.buckets import pack, state_parameters, unpack
+from rose_transfer.store.canonical import MalformedRecord
+from rose_transfer.store.packing import BucketId, Packing, pack_regions, pack_whole
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[dict[str, Parameter], int]:
+    """Parameters of any rank, scalars and empty ones too, and a bucket size from one element up."""
+    shapes = st.lists(st.integers(0, 7) | st.just(1), max_size=4).map(tuple)
+    parameters = draw(
+        st.dictionaries(st.text("abc.é", max_size=4), st.builds(Parameter, shapes, st.sampled_from(DTYPES)), max_size=5)
+    )
+    return parameters, draw(st.sampled_from([4, 6, 10, 64, 300, 2**26]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(models())
+def test_every_element_lies_in_one_place_and_in_one_piece(model: tuple[dict[str, Parameter], int]) -> None:
+    parameters, bucket_bytes = model
+    packed = pack_whole(parameters, bucket_bytes)
+    assert all(0 < bucket.dense_bytes <= bucket_bytes for bucket in packed.buckets)
+    assert [bucket.bucket_id for bucket in packed.buckets] == [BucketId("all", i) for i in range(len(packed.buckets))]
+    for name, parameter in parameters.items():
+        numbers = np.arange(np.prod(parameter.shape, dtype=int)).reshape(parameter.shape)
+        regions = [region for bucket in packed.buckets for region in bucket.regions if region.parameter == name]
+        if numbers.size:
+            counts = cover(parameter.shape, [region.box for region in regions])
+            assert (counts.fewest, counts.most) == (1, 1)
+        parts = [numbers[tuple(map(slice, r.box.starts, r.box.ends))].reshape(-1) for r in regions]
+        assert np.concatenate([np.empty(0, int), *parts]).tolist() == list(range(numbers.size)), "in order"
+    assert packing_module.from_bytes(packed.to_bytes()) == packed
+    shuffled = dict(reversed(parameters.items()))
+    assert pack_whole(shuffled, bucket_bytes).to_bytes() == packed.to_bytes()
+
+
+@settings(max_examples=80, deadline=None)
+@given(models(), st.integers(0, 2**32))
+def test_any_bits_come_back(model: tuple[dict[str, Parameter], int], seed: int) -> None:
+    """NaN payloads, infinities, denormals and negative zero in all dtypes."""
+    parameters, bucket_bytes = model
+    rng = np.random.default_rng(seed)
+    state: dict[str, torch.Tensor] = {}
+    for name, parameter in parameters.items():
+        size = int(np.prod(parameter.shape, dtype=int)) * packing_module.LANE_BYTES[parameter.dtype]
+        state[name] = torch.empty(parameter.shape, dtype=getattr(torch, parameter.dtype))
+        if size:
+            state[name].view(-1).view(torch.uint8)[:] = torch.from_numpy(rng.integers(0, 256, size, dtype=np.uint8))
+    packed = pack_whole(parameters, bucket_bytes)
+    buckets = list(pack(packed, state))
+    assert [(bits.size, bits.itemsize) for bits in buckets] == [(one.elements, one.lane) for one in packed.buckets]
+    back = unpack(packed, buckets)
+    assert back.keys() == state.keys()
+    for name, tensor in state.items():
+        assert (back[name].shape, back[name].dtype) == (tensor.shape, tensor.dtype)
+        assert back[name].numel() == 0 or back[name].view(-1).view(torch.uint8).equal(tensor.view(-1).view(torch.uint8))
+
+
+def test_full_buckets_hold_whole_rows() -> None:
+    packed = pack_whole({"a": Parameter((10, 3), "bfloat16"), "b": Parameter((4,), "bfloat16")}, 32)
+    assert [[str(region.box) for region in bucket.regions] for bucket in packed.buckets] == [
+        ["[0:5, 0:3]"],
+        ["[5:10, 0:3]", "[0:1]"],
+        ["[1:4]"],
+    ]
+
+
+def test_shard_classes_have_buckets_of_their_own_and_dtypes_too() -> None:
+    parameters = {"a": Parameter((4, 4), "bfloat16"), "router": Parameter((4,), "float32")}
+    halves = {f"tp {rank}": [Region("a", Box((0, 2 * rank), (4, 2)))] for rank in range(2)}
+    packed = pack_regions(parameters, {**halves, "every": [Region("router", Box.whole((4,)))]})
+    assert [(str(one.bucket_id), one.dtype, one.elements) for one in packed.buckets] == [
+        ("every/0", "float32", 4),
+        ("tp 0/0", "bfloat16", 8),
+        ("tp 1/0", "bfloat16", 8),
+    ]
+    state = {"a": torch.arange(16.0).view(4, 4), "router": torch.full((4,), 1e-9)}
+    buckets = list(pack(packed, state))
+    assert (
+        buckets[1].view("<u2").tolist()
+        == torch.tensor([0, 1, 4, 5, 8, 9, 12, 13.0]).bfloat16().view(torch.int16).tolist()
+    )
+    back = unpack(packed, buckets)
+    assert back["a"].equal(state["a"].bfloat16())
+    assert back["router"].equal(state["router"])
+
+
+def test_a_packing_may_hold_a_part_but_is_not_unpacked_then() -> None:
+    packed = pack_regions({"a": Parameter((4, 4), "bfloat16")}, {"tp 0": [Region("a", Box((0, 0), (4, 2)))]})
+    with pytest.raises(TransferError, match="only a part of a"):
+        unpack(packed, pack(packed, {"a": torch.zeros(4, 4)}))
+
+
+def test_a_tied_tensor_is_packed_once_and_one_stored_twice_twice() -> None:
+    embed = torch.randn(6, 4)
+    state = {"embed": embed, "head": embed, "copy": embed.clone(), "part": embed[:3]}
+    parameters = state_parameters(state)
+    assert list(parameters) == ["embed", "copy", "part"]
+    back = unpack(pack_whole(parameters), pack(pack_whole(parameters), state))
+    assert back["embed"].equal(embed)
+    assert "head" not in back
+    assert state_parameters({"a": torch.empty(0), "b": torch.empty(0)}).keys() == {"a", "b"}
+    with pytest.raises(TransferError, match="int64"):
+        state_parameters({"steps": torch.zeros(3, dtype=torch.int64)})
+
+
+def test_masters_are_rounded_and_strides_do_not_matter() -> None:
+    masters = torch.randn(8, 6)
+    packed = pack_whole({"a": Parameter((6, 8), "bfloat16")}, 40)
+    back = unpack(packed, pack(packed, {"a": masters.T}))
+    assert back["a"].equal(masters.T.bfloat16())
+
+
+def test_a_bucket_is_no_view_of_the_weights() -> None:
+    weights = torch.zeros(4, dtype=torch.bfloat16)
+    packed = pack_whole(state_parameters({"a": weights}))
+    (bits,) = pack(packed, {"a": weights})
+    weights += 1
+    assert not bits.any()
+
+
+@pytest.mark.parametrize(
+    ("state", "says"), [({}, "have no a"), ({"a": torch.zeros(3, 2)}, "shape"), ({"a": torch.zeros(())}, "shape")]
+)
+def test_wrong_weights_are_named(state: dict[str, torch.Tensor], says: str) -> None:
+    with pytest.raises(TransferError, match=says):
+        list(pack(pack_whole({"a": Parameter((2, 3), "float32")}), state))
+
+
+def test_wrong_buckets_are_named() -> None:
+    packed = pack_whole({"a": Parameter((2, 3), "float32")})
+    with pytest.raises(TransferError, match="all/0 has 5 elements"):
+        unpack(packed, [np.zeros(5, np.uint32)])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda value: value.update(layout=2),
+        lambda value: value.update(more=1),
+        lambda value: value["parameters"].update(a=["int8", [4, 4]]),
+        lambda value: value["parameters"].update(a=["bfloat16", [4, 3]]),
+        lambda value: value["parameters"].update(a=["bfloat16", [4, -4]]),
+        lambda value: value["parameters"].pop("a"),
+        lambda value: value["buckets"].pop(0),
+        lambda value: value["buckets"].append(value["buckets"][0]),
+        lambda value: value["buckets"][0].__setitem__(1, 1),
+        lambda value: value["buckets"][0].__setitem__(2, "float32"),
+        lambda value: value["buckets"][0][3].clear(),
+        lambda value: value["buckets"][0][3].append(value["buckets"][0][3][0]),
+        lambda value: value["buckets"][0][3][0].__setitem__(1, [1, 0]),
+        lambda value: value["buckets"][0][3][0].__setitem__(2, [0, 4]),
+        lambda value: value["buckets"][0][3][0].__setitem__(2, [10**9, 10**9]),
+        lambda value: value["buckets"][1][3][0].__setitem__(1, [0, 0]),
+    ],
+)
+def test_a_packing_from_the_network_is_checked(spoil: Callable[[Any], None]) -> None:
+    packed = pack_whole({"a": Parameter((4, 4), "bfloat16")}, 16)
+    value = json.loads(packed.to_bytes())
+    spoil(value)
+    with pytest.raises(MalformedRecord):
+        packing_module.from_bytes(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def test_what_is_no_packing() -> None:
+    parameters = {"a": Parameter((4, 4), "bfloat16")}
+    part, overlapping = Region("a", Box((0, 0), (2, 4))), Region("a", Box((1, 0), (2, 4)))
+    with pytest.raises(ValueError, match="two places"):
+        pack_regions(parameters, {"one": [part], "other": [overlapping]})
+    with pytest.raises(ValueError, match="lies outside"):
+        pack_regions(parameters, {"one": [Region("a", Box((3, 0), (2, 4)))]})
+    with pytest.raises(ValueError, match="int8"):
+        pack_whole({"a": Parameter((4,), "int8")})
+    assert Packing({}, ()).dense_bytes == 0
