@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 
 import psutil
@@ -24,6 +24,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 5.0
 INTERRUPTED_STATUS = 130
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_at_forced_exit: list[Callable[[], None]] = []
 
 
 def become_subreaper() -> None:
@@ -107,12 +108,26 @@ def _wait_until_gone(timeout_s: float) -> None:
 
 
 @contextmanager
+def at_forced_exit(tidy: Callable[[], None]) -> Iterator[None]:
+    """While the body runs, the second signal of `two_stage_stop` calls `tidy` last of all.
+
+    It interrupts any code anywhere, so `tidy` must take no lock and write to nothing that buffers.
+    """
+    _at_forced_exit.append(tidy)
+    try:
+        yield
+    finally:
+        _at_forced_exit.remove(tidy)
+
+
+@contextmanager
 def two_stage_stop(on_stop: Callable[[], None], on_now: Callable[[], None]) -> Iterator[None]:
     """Handle Ctrl-C, SIGTERM and SIGHUP while the body runs: the first stops cleanly, the second now.
 
     The first calls `on_stop`, in the main thread at any point of its work; with asyncio let it do no more than
     `loop.call_soon_threadsafe(...)`. The second calls `on_now` (what must not stay behind: `Run.close`),
-    kills all descendants and leaves the process with status 130. Main thread only.
+    kills all descendants, does what `at_forced_exit` was given, and leaves the process with status 130.
+    Main thread only.
     """
     asked = False
 
@@ -120,17 +135,17 @@ def two_stage_stop(on_stop: Callable[[], None], on_now: Callable[[], None]) -> I
         nonlocal asked
         if not asked:
             asked = True
-            return on_stop()
+            on_stop()
+            return
         # A third must not interrupt the second.
         for signum in _STOP_SIGNALS:
             signal.signal(signum, signal.SIG_IGN)
-        try:
+        with ExitStack() as last:  # each of these, from the last up, whatever the others raise
+            last.callback(os._exit, INTERRUPTED_STATUS)
+            for tidy in _at_forced_exit:
+                last.callback(tidy)
+            last.callback(on_now)
             end_descendants(0)
-        finally:
-            try:
-                on_now()
-            finally:
-                os._exit(INTERRUPTED_STATUS)
 
     # Under nohup a hang-up is already ignored, and stays so.
     before = {one: signal.getsignal(one) for one in _STOP_SIGNALS if signal.getsignal(one) != signal.SIG_IGN}

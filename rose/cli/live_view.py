@@ -4,22 +4,27 @@ Invariants
 - The screen is drawn at a calm pace from the newest snapshot alone; clocks run on between snapshots.
 - Without a terminal there is one short line per step and per evaluation, and nothing is drawn over.
 - The view never ends a run: an output that cannot be written to any more is given up quietly.
+- Whatever way the process is left, the terminal has its cursor again.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import IO, Literal, cast
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from rose.cli.frame import printable, render_frame
+from rose.cli.terminal import SHOW_CURSOR, EnduringOutput
+from rose.processes import at_forced_exit
 from rose.report.model import Evaluation, RunReport, Step
 from rose.report.words import duration, evaluation_words, percent, seconds, summary_lines, tiny
 from rose.waits import Wait
@@ -76,6 +81,8 @@ class LiveView:
         self, console: Console | None = None, *, plain: bool = False, clock: Callable[[], float] = time.time
     ) -> None:
         self._console = console or Console()
+        self._console.file = cast("IO[str]", EnduringOutput(self._console.file))
+        self._ways_out = ExitStack()
         self._clock = clock
         self._newest: tuple[RunView, float] | None = None  # with its time; one object, since the screen has a thread
         self._lines = _PlainLines()
@@ -86,6 +93,7 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         if self._live is not None:
+            self._ways_out.enter_context(at_forced_exit(self._show_cursor))
             self._live.start()
         return self
 
@@ -100,7 +108,7 @@ class LiveView:
         if self._live is None:
             self._print(self._lines.news(view))
 
-    def finish(self, report: RunReport, out_dir: Path) -> None:
+    def finish(self, report: RunReport, out_dir: Path | None) -> None:
         """Leave the last view on the screen and print what came of the run below it."""
         self._stop()
         self._print(["", *summary_lines(report, out_dir)])
@@ -125,14 +133,16 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        self._ways_out.close()
+
+    def _show_cursor(self) -> None:
+        """Past the console, whose lock the thread that draws may hold."""
+        with suppress(OSError):
+            os.write(self._console.file.fileno(), SHOW_CURSOR)
 
     def _print(self, lines: Iterable[str]) -> None:
         for line in lines:
-            try:
-                self._console.print(Text(printable(line)), soft_wrap=True)
-            except OSError:
-                self._console = Console(quiet=True)
-                return
+            self._console.print(Text(printable(line)), soft_wrap=True)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from rose.cli.frame import render_frame, sparkline
 from rose.cli.live_view import LiveView, PartLine, RunView
+from rose.processes import INTERRUPTED_STATUS
 from rose.report.model import Alarm, Evaluation, LedgerSummary, RunReport, Step
 from rose.report.words import duration, percent, tiny
 from rose.waits import Wait
@@ -249,14 +252,75 @@ class FullDisk(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_an_output_that_cannot_be_written_to_is_given_up() -> None:
+@pytest.mark.parametrize("drawn", [False, True])
+def test_an_output_that_cannot_be_written_to_is_given_up(drawn: bool) -> None:
     out = FullDisk()
-    with LiveView(Console(file=out)) as view:
+    with LiveView(Console(file=out, force_terminal=drawn)) as view:
+        assert view.plain is not drawn
         view.update(START)
-        writes = out.writes
         view.update(replace(START, phase="rollout"))
         view.finish(report(), Path("runs/r"))
-    assert out.writes == writes > 0
+    assert out.writes == 1
+
+
+PIPED_RUN = """
+import sys, threading
+from rich.console import Console
+from rose.cli import live_view
+from rose.cli.live_view import LiveView, RunView
+
+live_view.REFRESHES_PER_S = 1000
+with LiveView(Console(force_terminal=sys.argv[1] == "drawn")) as view:
+    for step in range(3):
+        view.update(RunView("r", "n", f"phase {step}", step, 3, 0, 0.0))
+        if step == 0:
+            sys.stdin.readline()  # the reader has gone
+    alive = [one for one in threading.enumerate() if type(one).__name__ == "_RefreshThread"]
+    assert len(alive) == (sys.argv[1] == "drawn")
+print("the end", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "drawn"])
+def test_a_reader_that_closed_its_pipe_does_not_end_the_run(how: str) -> None:
+    piped = subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-c", PIPED_RUN, how], stdin=piped, stdout=piped, stderr=piped)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    assert child.stdout.read(1)
+    child.stdout.close()
+    child.stdin.write(b"\n")
+    child.stdin.close()
+    with child.stderr:
+        assert child.stderr.read().decode().splitlines() == ["the end"]
+    assert child.wait(20) == 0
+
+
+def test_letters_that_the_output_cannot_say_are_spelled() -> None:
+    raw = io.BytesIO()
+    with LiveView(Console(file=io.TextIOWrapper(raw, encoding="ascii")), plain=True) as view:
+        view.update(replace(START, phase="caf\u00e9"))
+    assert b"caf\\xe9" in raw.getvalue()
+
+
+TWICE_STOPPED = """
+import os, signal, sys
+from rich.console import Console
+from rose.cli.live_view import LiveView
+from rose.processes import two_stage_stop
+
+with LiveView(Console(force_terminal=True)), two_stage_stop(lambda: None, lambda: None):
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_second_ctrl_c_leaves_the_terminal_with_its_cursor() -> None:
+    ended = subprocess.run([sys.executable, "-c", TWICE_STOPPED], capture_output=True, timeout=20)
+    assert ended.returncode == INTERRUPTED_STATUS
+    assert b"\x1b[?25l" in ended.stdout
+    assert ended.stdout.rindex(b"\x1b[?25h") > ended.stdout.rindex(b"\x1b[?25l")
 
 
 @pytest.mark.parametrize(
