@@ -70,11 +70,16 @@ class Row(BaseModel):
 
 
 class Evaluation(Row):
-    """Held-out episodes, sampled from one weight version after `step` training steps (0: before any)."""
+    """Held-out episodes, sampled from one weight version after `step` training steps (0: before any).
+
+    `failed` more episodes were lost to their environment or engine; they say nothing about the policy and are in no
+    figure here.
+    """
 
     step: Count
     version: Count
     episodes: Annotated[int, Field(gt=0)]
+    failed: Count = 0
     success: Fraction
     reward_mean: Number
     malformed_fraction: Fraction

@@ -8,8 +8,8 @@ from pathlib import Path
 from rose.report.model import Evaluation, RunReport
 
 
-def summary_lines(report: RunReport, out_dir: Path) -> list[str]:
-    """What came of a run, in a few short lines of plain text."""
+def summary_lines(report: RunReport, out_dir: Path | None) -> list[str]:
+    """What came of a run, in a few short lines of plain text; `out_dir` is None if the report could not be written."""
     lines = [f"{report.name} {report.outcome} after {duration(report.wall_s)}"]
     if report.cause:
         lines.append(f"  cause      {report.cause}")
@@ -27,13 +27,23 @@ def summary_lines(report: RunReport, out_dir: Path) -> list[str]:
     lines.append(f"  tokens     {ledger.generated:,} generated, {kept}")
     lines.extend(f"  ledger     {violation}" for violation in ledger.violations)
     lines.extend(f"  alarm      {alarm.what}" for alarm in report.alarms)
-    lines.append(f"  report     {out_dir / 'report.html'}")
+    failures = report.environment_failures
+    if failures:
+        often = max(failures, key=lambda cause: failures[cause])
+        lines.append(f"  failed     {sum(failures.values())} episodes by their environment, most often: {often}")
+    if report.engine_restarts:
+        last = report.engine_restarts[-1]
+        lines.append(
+            f"  restarts   {len(report.engine_restarts)} of an engine, the last: {last.engine_id} {last.cause}"
+        )
+    lines.append(f"  report     {out_dir / 'report.html' if out_dir else 'could not be written'}")
     return lines
 
 
 def evaluation_words(evaluation: Evaluation) -> str:
     low, high = evaluation.success_ci95
-    return f"{percent(evaluation.success)} ({percent(low)} to {percent(high)}) of {evaluation.episodes} episodes"
+    words = f"{percent(evaluation.success)} ({percent(low)} to {percent(high)}) of {evaluation.episodes} episodes"
+    return f"{words}, {evaluation.failed} more failed" if evaluation.failed else words
 
 
 def duration(elapsed_s: float) -> str:

@@ -13,9 +13,12 @@ from typing import Literal
 
 from rose.config import EvaluationConfig
 from rose.errors import ContractError
-from rose.records import Purpose, Trajectory
+from rose.records import Outcome, Purpose, Trajectory
 from rose.report.model import Evaluation, Message, Sample
-from rose.trainer.rollout import Rollout, Task
+from rose.trainer.rollout import Rollout, Task, why_none_completed
+
+_SCORED = frozenset({Outcome.COMPLETED, Outcome.TRUNCATED})
+"""An agent that filled its context has failed at the task; one whose environment broke was not asked."""
 
 SAMPLES = 4
 """Transcripts kept of each evaluation, of the same tasks every time."""
@@ -33,7 +36,9 @@ class Evaluator:
     ) -> tuple[Evaluation, list[Sample], list[Trajectory]]:
         """Score `version`; samples are kept if `when` says which ones they are.
 
-        Raises ContractError if anything was sampled under another version.
+        Episodes that their environment or engine failed are left out of the score and counted.
+        Raises ContractError if anything was sampled under another version, EngineError or EnvironmentFailed if not a
+        single episode can be scored.
         """
         start_s = time.monotonic()
         seeds = range(self._config.first_seed, self._config.first_seed + self._config.episodes)
@@ -43,15 +48,21 @@ class Evaluator:
         ]
         played = await self._rollout.run(tasks)
         _check_version(played, version)
-        actions = sum(len(each.turns) for each in played)
+        scored = [each for each in played if each.outcome in _SCORED]
+        if not scored:
+            why = why_none_completed(played)
+            assert why is not None
+            raise why
+        actions = sum(len(each.turns) for each in scored)
         evaluation = Evaluation(
             step=step,
             version=version,
-            episodes=len(played),
-            success=sum(each.success for each in played) / len(played),
-            reward_mean=sum(each.reward for each in played) / len(played),
-            malformed_fraction=sum(each.malformed_actions for each in played) / max(1, actions),
-            turns_mean=actions / len(played),
+            episodes=len(scored),
+            failed=len(played) - len(scored),
+            success=sum(each.success for each in scored) / len(scored),
+            reward_mean=sum(each.reward for each in scored) / len(scored),
+            malformed_fraction=sum(each.malformed_actions for each in scored) / max(1, actions),
+            turns_mean=actions / len(scored),
             wall_s=time.monotonic() - start_s,
         )
         return evaluation, self._samples(played, when), played

@@ -109,7 +109,11 @@ class Rollout:
         """One trajectory per task, in the order of `tasks`."""
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._one(task)) for task in tasks]
-        return [each.result() for each in running]
+        trajectories = [each.result() for each in running]
+        early = [trajectory for trajectory in trajectories if trajectory.outcome is not Outcome.COMPLETED]
+        if early:
+            log.warning("episodes ended early", episodes=len(early), of=len(trajectories), first=early[0].failure)
+        return trajectories
 
     async def first_prompt(self, seed: int, episode_id: str) -> tuple[int, ...]:
         """What the model would be asked first in a task, which is not played.
@@ -143,7 +147,7 @@ class Rollout:
                 except EngineError as error:
                     draft.fail(Outcome.ABORTED, error)
                 if draft.outcome is not Outcome.COMPLETED:
-                    log.warning("trajectory ended early", outcome=draft.outcome.value, why=draft.failure)
+                    log.info("trajectory ended early", outcome=draft.outcome.value, why=draft.failure)
                 self._settle(task, draft)
                 return draft.finish(task)
 

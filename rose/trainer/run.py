@@ -35,11 +35,12 @@ def run_job(
     job: Job,
     *,
     changed: Callable[[Recorder], None],
-    ended: Callable[[RunReport, Path], None],
+    ended: Callable[[RunReport, Path | None], None],
 ) -> None:
     """Run a checked job to its end. Main thread only.
 
-    `changed` is given the recorder after every change, `ended` the report and the folder that holds it. A run that was
+    `changed` is given the recorder after every change, `ended` the report and the folder that holds it, if
+    any could be written. A run that was
     stopped or failed is reported too; its error is raised again once everything is closed, KeyboardInterrupt after
     Ctrl-C.
     """
@@ -57,12 +58,13 @@ def run_job(
         board.fact("metrics", server.url)
         recorder = Recorder(job, run, books, waits, board, metrics, changed)
         report, failure = _run_to_report(Session(job, recorder, books, waits), stop)
+        written: Path | None = run.output
         try:
             write_report(report, run.output)
         except ClusterError as error:
             log.error("no report", why=str(error))
-            failure = failure or error
-        ended(report, run.output)
+            failure, written = failure or error, None
+        ended(report, written)
     if failure is not None:
         raise failure
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rose.config import EvaluationConfig
-from rose.errors import ContractError
+from rose.errors import ContractError, EnvironmentFailed
 from rose.records import Finish, Outcome, Purpose, Trajectory, Turn, VersionSpan
 from rose.trainer.evaluation import SAMPLES, Evaluator
 from rose.trainer.rollout import Task
@@ -92,9 +92,27 @@ def test_a_token_of_another_version_is_a_broken_promise(versions: tuple[int, ...
         asyncio.run(evaluator(ScriptedRollout(versions)).evaluate(1, 3, None))
 
 
-def test_episodes_without_a_single_turn_score_nothing_and_divide_by_nothing() -> None:
+def test_an_evaluation_that_cannot_score_a_single_episode_has_no_score() -> None:
     rollout = ScriptedRollout(
         turns=(), outcome=Outcome.ENVIRONMENT_FAILED, success=False, reward=0.0, malformed_actions=0
     )
+    with pytest.raises(EnvironmentFailed, match="not one of"):
+        asyncio.run(evaluator(rollout).evaluate(1, 3, None))
+
+
+def test_episodes_without_a_single_turn_divide_by_nothing() -> None:
+    rollout = ScriptedRollout(turns=(), outcome=Outcome.TRUNCATED, success=False, reward=0.0, malformed_actions=0)
     evaluation, _, _ = asyncio.run(evaluator(rollout).evaluate(1, 3, None))
     assert (evaluation.success, evaluation.malformed_fraction, evaluation.turns_mean) == (0.0, 0.0, 0.0)
+
+
+def test_episodes_that_their_environment_failed_are_counted_and_in_no_figure() -> None:
+    class HalfBroken(ScriptedRollout):
+        async def run(self, tasks: list[Task]) -> list[Trajectory]:
+            played = await super().run(tasks)
+            broken = {"outcome": Outcome.ENVIRONMENT_FAILED, "success": False, "turns": ()}
+            return [replace(each, **broken) if index % 2 else each for index, each in enumerate(played)]
+
+    evaluation, _, _ = asyncio.run(evaluator(HalfBroken()).evaluate(1, 3, None))
+    assert evaluation.success == 1.0
+    assert evaluation.episodes == evaluation.failed > 0

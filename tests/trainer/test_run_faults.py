@@ -38,9 +38,9 @@ class Ending:
     """Runs a job whose session does what a test says, in a process that keeps its own children."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path, model: Path) -> None:
-        self._patch, self._folder, self._model = monkeypatch, folder, model
+        self._patch, self.folder, self._model = monkeypatch, folder, model
         self.reports: list[RunReport] = []
-        self.outputs: list[Path] = []
+        self.outputs: list[Path | None] = []
         monkeypatch.setenv("ROSE_RUNTIME_DIR", str(folder / "rt"))
         monkeypatch.setattr(module, "become_subreaper", lambda: None)
         monkeypatch.setattr(module, "end_descendants", lambda grace_s: 0)
@@ -56,21 +56,22 @@ class Ending:
                     await result
 
         self._patch.setattr(module, "Session", Session)
-        run_job(a_job(self._model, self._folder / "out"), changed=lambda recorder: None, ended=self._ended)
+        run_job(a_job(self._model, self.folder / "out"), changed=lambda recorder: None, ended=self._ended)
 
-    def _ended(self, report: RunReport, output: Path) -> None:
+    def _ended(self, report: RunReport, output: Path | None) -> None:
         self.reports.append(report)
         self.outputs.append(output)
 
     def whole(self) -> RunReport:
         """The one report, on disk as it was told; nothing else is left of the run."""
         (report,), (output,) = self.reports, self.outputs
+        assert output is not None
         assert RunReport.from_json((output / "report.json").read_text()) == report
         assert self.left() == []
         return report
 
     def left(self) -> list[str]:
-        return [path.name for path in (self._folder / "rt").iterdir() if path.name != ".lock"]
+        return [path.name for path in (self.folder / "rt").iterdir() if path.name != ".lock"]
 
 
 @pytest.fixture
@@ -156,7 +157,9 @@ def test_a_report_that_cannot_be_written_does_not_hide_why_the_run_failed(
     monkeypatch.setattr(module, "write_report", full)
     with pytest.raises(EngineError, match="it died"):
         ending.run(body)
-    assert "No space" in (ending.outputs[0] / "log.jsonl").read_text()
+    assert ending.outputs == [None]
+    (log_file,) = (ending.folder / "out").glob("*/log.jsonl")
+    assert "No space" in log_file.read_text()
 
 
 def test_processes_that_survive_are_the_cause_of_a_run_that_had_none(
