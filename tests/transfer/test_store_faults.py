@@ -101,7 +101,7 @@ def check(store: StoreReader, history: dict[int, list[Bits]]) -> None:
             held = None if start is None else history[start]
             whole = None if start is None else store.fingerprint(start)
             assert same(follow(store, store.steps(start, goal), held, whole), history[goal])
-    used = {f"objects/{key}" for manifest in store.manifests() for key in manifest.object_keys()}
+    used = {f"objects/{key}" for one in store.manifests() for key in (one.key, *one.object_keys())}
     files = whole_files(store.folder)
     assert {name for name in files if name.startswith("objects/")} == used
     assert len(files) == len(used) + len(store.versions()) + len(store.manifests())
@@ -207,6 +207,39 @@ def test_a_disk_that_fails_at_any_call_leaves_the_store_as_it_was(
     assert number > 25
 
 
+def test_everything_is_flushed_before_what_refers_to_it(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, history = template
+    store = Store(original)
+    calls: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, os.rename
+
+    def watched_fsync(descriptor: int) -> None:
+        calls.append(("fsync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+        fsync(descriptor)
+
+    def watched_rename(source: str, target: Path) -> None:
+        assert ("fsync", Path(source).name) in calls
+        calls.append(("rename", target.parent.name))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "rename", watched_rename)
+    store.publish(5, PACKING, moved(history[4], 0.9, 5), base=4)
+    assert calls[-1] == ("fsync", "versions")
+    named = [call for call in calls if not call[1].startswith(".draft-")]
+    objects = len(PACKING.buckets) + 1
+    assert named[:objects] == [("rename", "objects")] * objects
+    assert named[objects:] == [
+        ("fsync", "objects"),
+        ("rename", "links"),
+        ("fsync", "links"),
+        ("rename", "versions"),
+        ("fsync", "versions"),
+    ]
+
+
 def test_one_of_two_publishers_wins(tmp_path: Path) -> None:
     store = Store(tmp_path)
     history = publish_line(store, 2)
@@ -220,34 +253,37 @@ def test_one_of_two_publishers_wins(tmp_path: Path) -> None:
 
 
 def test_of_many_that_start_at_once_one_publishes(tmp_path: Path) -> None:
-    start_read, start_write = os.pipe()
+    """The winner keeps its lock until all others have been refused."""
+    start, starting = os.pipe()
+    end, ending = os.pipe()
     children: list[int] = []
     for number in range(4):
         child = os.fork()
         if child == 0:
             try:
-                os.close(start_write)
-                os.read(start_read, 1)
+                os.close(starting)
+                os.close(ending)
+                os.read(start, 1)
                 store = Store(tmp_path)
                 store.publish(1, PACKING, first_weights(number))
-                # Its lock lasts until it ends: nobody else may come in after it.
-                os.read(start_read, 1)
+                os.read(end, 1)
                 os._exit(0)
             except TransferError as error:
                 os._exit(2 if "another process writes" in str(error) else 3)
             finally:
                 os._exit(4)
         children.append(child)
-    os.close(start_read)
-    os.write(start_write, b"1234")
+    os.close(starting)
     statuses: list[int] = []
     while children:
-        done, status = os.waitpid(-1, 0)
-        children.remove(done)
+        child, status = os.waitpid(-1, 0)
+        children.remove(child)
         statuses.append(os.waitstatus_to_exitcode(status))
-        if statuses == [2, 2, 2]:
-            os.close(start_write)
-    assert sorted(statuses) == [0, 2, 2, 2]
+        if len(statuses) == 3:
+            os.close(ending)
+    os.close(start)
+    os.close(end)
+    assert statuses == [2, 2, 2, 0]
     reader = StoreReader(tmp_path)
     assert any(same(list(reader.read(1)), first_weights(number)) for number in range(4))
 
@@ -273,8 +309,8 @@ def test_a_damaged_object_never_makes_a_wrong_version(
     history[5] = moved(history[4], 0.02, 5)
     history[6] = moved(history[5], 0.02, 6)
     store.publish(6, PACKING, history[6], base=5)
-    packing = store.packing_key(1)
-    keys = [key for key in store.objects.known() if key != packing]
+    others = {store.packing_key(1), *(manifest.key for manifest in store.manifests())}
+    keys = [key for key in store.objects.known() if key not in others]
     store.close()
     refused = 0
     for key in keys:
@@ -334,11 +370,11 @@ def test_files_that_are_no_manifests_are_removed_and_counted(
 ) -> None:
     original, history = template
     links, versions = original / "links", original / "versions"
-    (links / "v000009-whole.json").write_bytes(b"{")
-    (links / "v000008-whole.json").write_bytes((links / "v000001-whole.json").read_bytes())
+    (links / "v000009-whole").write_bytes(b"{")
+    (links / "v000008-whole").write_bytes((links / "v000001-whole").read_bytes())
     (links / ".draft-abc").write_bytes(b"half")
-    (versions / "v000007.json").write_bytes((versions / "v000004.json").read_bytes())
-    (versions / "v000008.json").write_bytes(b"null")
+    (versions / "v000007").write_bytes((versions / "v000004").read_bytes())
+    (versions / "v000008").write_bytes(b"null")
     (original / "objects" / ("0" * 64)).write_bytes(b"stray")
     reader = StoreReader(original)
     assert reader.versions() == (1, 2, 3, 4)

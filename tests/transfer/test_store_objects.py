@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 from rose.errors import TransferError
-from rose_transfer.store import LostObject, NoRoom, ObjectReader, Objects, object_key
+from rose_transfer.store import LostObject, NoRoom, Objects, object_key
 from rose_transfer.store import files as files_module
 
 DATA = bytes(range(256)) * 5
 
 
 def test_what_is_put_is_read(tmp_path: Path) -> None:
-    objects = Objects(tmp_path / "made")
+    objects = Objects(tmp_path)
     key = objects.put(DATA)
     assert (key, objects.read(key), objects.size_bytes(key)) == (object_key(DATA), DATA, len(DATA))
     empty = objects.put(b"")
     assert objects.read(empty) == b""
-    assert set(Objects(tmp_path / "made").known()) == {key, empty}
+    assert set(Objects(tmp_path).known()) == {key, empty}
     objects.flush()
 
 
@@ -39,17 +39,19 @@ def test_the_same_bytes_are_stored_once(tmp_path: Path) -> None:
 
 def test_parts_are_read_and_stay_readable_after_removal(tmp_path: Path) -> None:
     objects = Objects(tmp_path)
-    reader: ObjectReader = objects
     key = objects.put(DATA)
     with objects.open(key) as opened:
+        assert opened.path.read_bytes() == DATA
         objects.remove(key)
-        assert not reader.has(key)
+        assert not objects.has(key)
         assert opened.size_bytes == len(DATA)
         assert opened.read_at(250, 10) == DATA[250:260]
-        assert opened.read_at(len(DATA) - 3, 10) == DATA[-3:]
-        assert opened.read_at(len(DATA), 10) == b""
+        assert opened.read_at(len(DATA) - 3, 3) == DATA[-3:]
+        assert opened.read_at(len(DATA), 0) == b""
+        with pytest.raises(TransferError, match="10 from 1275"):
+            opened.read_at(len(DATA) - 5, 10)
     with pytest.raises(LostObject, match="is not there"):
-        reader.open(key)
+        objects.open(key)
     assert objects.used_bytes == 0
     objects.remove(key)
 

@@ -8,7 +8,7 @@ holds another version, or none, asks `Store.delta` which objects lead to it; `ch
 from rose_transfer.store.chain import Hop, Link
 from rose_transfer.store.files import NoRoom
 from rose_transfer.store.manifest import BucketEntry, Manifest
-from rose_transfer.store.objects import LostObject, ObjectReader, Objects, ReadableObject, object_key
+from rose_transfer.store.objects import LostObject, Objects, OpenObject, object_key
 from rose_transfer.store.packing import Bucket, BucketId, Packing
 from rose_transfer.store.reader import Step, StoreReader
 from rose_transfer.store.store import Store
@@ -22,10 +22,9 @@ __all__ = [
     "LostObject",
     "Manifest",
     "NoRoom",
-    "ObjectReader",
     "Objects",
+    "OpenObject",
     "Packing",
-    "ReadableObject",
     "Step",
     "Store",
     "StoreReader",

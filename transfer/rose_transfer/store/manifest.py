@@ -27,7 +27,7 @@ from rose_transfer.codec import BUCKET_BYTES_MAX
 from rose_transfer.codec.streams import Mode
 from rose_transfer.store import canonical
 from rose_transfer.store.chain import Link
-from rose_transfer.store.objects import is_key
+from rose_transfer.store.objects import is_key, object_key
 from rose_transfer.store.packing import BucketId
 
 LAYOUT = 1
@@ -91,8 +91,13 @@ class Manifest:
     def link(self) -> Link:
         return Link(self.version, self.base, self.encoded_bytes, self.mode)
 
+    @property
+    def key(self) -> str:
+        """The key of this text: a manifest is an object as well."""
+        return object_key(self.to_bytes())
+
     def object_keys(self) -> set[str]:
-        """Every object that this needs, the packing included."""
+        """Every object that this names, the packing included."""
         return {self.packing, *(entry.key for entry in self.buckets)}
 
     def to_bytes(self) -> bytes:

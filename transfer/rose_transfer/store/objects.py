@@ -18,7 +18,6 @@ import re
 import shutil
 import threading
 from pathlib import Path
-from typing import Protocol
 
 from rose.errors import TransferError
 from rose_transfer.store.files import Bytes, NoRoom, disk_trouble, files_in, flush_folder, remove_drafts, write_whole
@@ -31,29 +30,6 @@ class LostObject(TransferError):
     """The object is not there, or its bytes are not those that its key stands for: get it from elsewhere."""
 
 
-class ReadableObject(Protocol):
-    """An open object; it stays readable after it was removed. Not compared with its key: who reads all of it does."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def read_at(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset`, fewer at the end. Raises TransferError if the disk fails."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ObjectReader(Protocol):
-    """What a transport needs of a store in order to serve objects."""
-
-    def has(self, key: str) -> bool: ...
-
-    def open(self, key: str) -> ReadableObject:
-        """Raises LostObject if there is none."""
-        ...
-
-
 def object_key(data: Bytes) -> str:
     """The key of an object: 64 hex digits."""
     return hashlib.sha256(data).hexdigest()
@@ -64,17 +40,17 @@ def is_key(text: str) -> bool:
 
 
 class Objects:
-    """The objects in `folder`, which is made if need be; together at most `bytes_max` bytes, None for no limit.
+    """The objects in `folder`, together at most `bytes_max` bytes, None for no limit. Raises TransferError.
 
-    Safe to use from several threads.
+    Safe to use from several threads; a transport serves from it.
     """
 
     def __init__(self, folder: Path, bytes_max: int | None = None) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._bytes_max = bytes_max
         self._guard = threading.Lock()
-        self._sizes = {name: size for name, size in files_in(folder) if is_key(name)}
+        with disk_trouble(f"{folder} cannot be read"):
+            self._sizes = {name: size for name, size in files_in(folder) if is_key(name)}
         self._used = sum(self._sizes.values())
 
     @property
@@ -137,7 +113,7 @@ class Objects:
     def open(self, key: str) -> OpenObject:
         """For reading in parts. Raises LostObject if there is none, or TransferError."""
         try:
-            return OpenObject(os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC))
+            return OpenObject(self._path(key))
         except FileNotFoundError as error:
             raise _lost(key) from error
         except OSError as error:
@@ -184,21 +160,34 @@ class Objects:
 
 
 class OpenObject:
-    """See `ReadableObject`; closes itself at the end of a `with`."""
+    """An object, readable in parts, also after it was removed; closes itself at the end of a `with`.
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._size_bytes = os.fstat(descriptor).st_size
+    The bytes are not compared with the key here: whoever has put them together does that.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._size_bytes = os.fstat(self._descriptor).st_size
+        self._path = path
 
     @property
     def size_bytes(self) -> int:
         return self._size_bytes
 
+    @property
+    def path(self) -> Path:
+        """The file that is this object and nothing else, for another process on this host; until it is removed."""
+        return self._path
+
     def read_at(self, offset: int, length: int) -> bytes:
-        try:
-            return os.pread(self._descriptor, length, offset)
-        except OSError as error:
-            raise TransferError(f"an object cannot be read: {error}") from error
+        """Exactly `length` bytes from `offset`. Raises TransferError if there are fewer, or the disk fails."""
+        with disk_trouble(f"object {self._path.name[:12]} cannot be read"):
+            data = os.pread(self._descriptor, length, offset)
+        if len(data) != length:
+            raise TransferError(
+                f"object {self._path.name[:12]} has {self._size_bytes} bytes", expected=f"{length} from {offset}"
+            )
+        return data
 
     def close(self) -> None:
         if self._descriptor >= 0:

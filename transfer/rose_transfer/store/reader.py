@@ -1,8 +1,8 @@
 """A store as one sees it who only reads: which versions there are, what they hold, how to get from one to another.
 
-    objects/<key>                        deltas and packings
-    links/v000007-from-v000006.json      manifests, one per way to a version; "-whole" for one without a base
-    versions/v000007.json                marks of the versions that are kept
+    objects/<key>                     deltas, packings and manifests
+    links/v000007-from-v000006        the key of a manifest, one per way to a version; "-whole" for one without a base
+    versions/v000007                  marks of the versions that are kept
 
 Invariants
 - A version counts as there if its mark is, which is written last and removed first.
@@ -16,6 +16,7 @@ look things up in is replaced, never changed.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from rose.logs import logger
 from rose_transfer.codec import Delta, MalformedDelta, WrongBase, from_wire
 from rose_transfer.store import chain, manifest, packing
 from rose_transfer.store.chain import Link
-from rose_transfer.store.files import files_in
+from rose_transfer.store.files import disk_trouble, files_in
 from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject, Objects
 from rose_transfer.store.packing import Packing
@@ -78,7 +79,7 @@ class StoreReader:
         manifests: dict[Ends, Manifest] = {}
         for name, data in _contents(self._links_folder):
             try:
-                found = manifest.from_bytes(data)
+                found = manifest.from_bytes(self.objects.read(data.decode("ascii", "replace")))
                 self._check(found, name, known)
             except TransferError as error:
                 log.warning("a manifest counts as not there", file=name, why=str(error))
@@ -220,22 +221,19 @@ class StoreReader:
 
 
 def mark_name(version: int) -> str:
-    return f"v{version:06d}.json"
+    return f"v{version:06d}"
 
 
 def link_name(version: int, base: int | None) -> str:
-    return f"v{version:06d}-{'whole' if base is None else f'from-v{base:06d}'}.json"
+    return f"v{version:06d}-{'whole' if base is None else f'from-v{base:06d}'}"
 
 
 def _contents(folder: Path) -> Iterator[tuple[str, bytes]]:
-    for name, _ in files_in(folder):
-        try:
-            yield name, (folder / name).read_bytes()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            # Not damage: to take it for that would have a writer remove what is there.
-            raise TransferError(f"{folder / name} cannot be read: {error}") from error
+    # A disk that fails is not damage: to take it for that would have a writer remove what is there.
+    with disk_trouble(f"{folder} cannot be read"):
+        for name, _ in files_in(folder):
+            with contextlib.suppress(FileNotFoundError):
+                yield name, (folder / name).read_bytes()
 
 
 def _links(manifests: Mapping[Ends, Manifest]) -> tuple[Link, ...]:

@@ -94,9 +94,9 @@ class Store(StoreWriter):
     def receive(self, incoming: Manifest) -> Iterator[tuple[str, ...]]:
         """Take over a version, or one more way to it, from another store.
 
-        Yields the keys of the objects that are missing here. Put them into `objects` within; when that ends without an
-        error, all are checked and the version is there. Its bits are those of its fingerprint: whether that is the one
-        that was published is for the caller to know.
+        Yields the keys of the objects that it names and that are missing here. Put them into `objects` within; when
+        that ends without an error, all are checked and the version is there. Its bits are those of its fingerprint:
+        whether that is the one that was published is for the caller to know.
 
         Raises TransferError if an object is missing or another one than the manifest says, if the base is not here, or
         if base or version are here with other bits; nothing of it is left then.

@@ -39,8 +39,9 @@ class StoreWriter(StoreReader):
     """
 
     def __init__(self, folder: Path, bytes_max: int | None) -> None:
-        for name in ("objects", "links", "versions"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        with disk_trouble(f"{folder} cannot be made a weight store"):
+            for name in ("objects", "links", "versions"):
+                (folder / name).mkdir(parents=True, exist_ok=True)
         self._lock = _lock(folder / "lock")
         self._incoming: tuple[Manifest, ...] = ()
         try:
@@ -62,9 +63,10 @@ class StoreWriter(StoreReader):
         self._unlink_manifest(damaged.version, damaged.base)
 
     def _write_manifest(self, made: Manifest) -> None:
-        """Its objects are there already, and are flushed first."""
+        """The objects that it names are there already, and are flushed first."""
+        key = self.objects.put(made.to_bytes())
         self.objects.flush()
-        _write(self._links_folder, link_name(made.version, made.base), made.to_bytes())
+        _write(self._links_folder, link_name(made.version, made.base), key.encode())
         self._change_manifests(made)
 
     def _write_mark(self, version: int, fingerprint: str) -> None:
@@ -93,7 +95,7 @@ class StoreWriter(StoreReader):
 
     def _remove_unreferenced(self) -> int:
         needing = (*self._manifests.values(), *self._incoming)
-        used = {key for found in needing for key in found.object_keys()}
+        used = {key for found in needing for key in (found.key, *found.object_keys())}
         unused = [key for key in self.objects.known() if key not in used]
         for key in unused:
             self.objects.remove(key)
@@ -120,16 +122,20 @@ class StoreWriter(StoreReader):
 
 
 def _lock(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise TransferError(
-            f"another process writes to {path.parent}",
-            expected="one publisher for each store",
-            to_do="end it, or publish to another folder",
-        ) from error
+    with disk_trouble(f"{path} cannot be locked"):
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise TransferError(
+                f"another process writes to {path.parent}",
+                expected="one publisher for each store",
+                to_do="end it, or publish to another folder",
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
     return descriptor
 
 
