@@ -15,7 +15,7 @@ from pathlib import Path
 from rose.config import Job
 from rose.errors import ConfigError
 from rose.machine import Machine, disk
-from rose.model_folder import ModelFolder, read_model_folder
+from rose.model_folder.folder import ModelFolder, read_model_folder
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -53,13 +53,18 @@ def preflight(job: Job, machine: Machine, runtime_root: Path) -> list[Check]:
         return [*checks, Check("model folder", False, error.what, _MODEL_FOLDER, error.to_do, of_job=True)]
     return [
         *checks,
-        Check("model folder", True, f"{_mib(model.weights_bytes)} of weights", _MODEL_FOLDER, of_job=True),
+        _model(model),
         _context(job, model),
         _kv_cache(job, model),
         _memory(job, model, machine),
         _disk("runtime folder", runtime_root, (job.weights.keep + 1) * model.weights_bytes + OUTPUT_BYTES),
         _disk("output folder", job.run.out, OUTPUT_BYTES),
     ]
+
+
+def _model(model: ModelFolder) -> Check:
+    found = f"{_mib(model.weights_bytes)} of weights" + (f"; {model.unchecked}" if model.unchecked else "")
+    return Check("model folder", True, found, _MODEL_FOLDER, of_job=True)
 
 
 def _packages() -> Check:

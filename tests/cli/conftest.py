@@ -55,10 +55,11 @@ def job_file(tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     folder.mkdir()
     sizes = ["vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size"]
-    config = {**dict.fromkeys(sizes, 1), "max_position_embeddings": 1024}
+    config = {**dict.fromkeys(sizes, 1), "max_position_embeddings": 1024, "model_type": "mistral"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(bytes(2))
+    header = b'{"w": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
     path = tmp_path / "job.toml"
     path.write_text(
         '[run]\nname = "demo"\n[model]\npath = "model"\n[environment]\nkind = "frozen_lake"\n[train]\nthreads = 1\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,12 +51,24 @@ def waits() -> WaitBoard:
     return WaitBoard()
 
 
+def safetensors(shapes: dict[str, list[int]]) -> bytes:
+    """A file of two-byte zeros."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
 @pytest.fixture
 def model_folder(tmp_path: Path) -> Path:
-    """A folder that looks like a model of 1,000 two-byte values."""
+    """A folder that looks like a model of a family whose tensors are not known."""
     folder = tmp_path / "model"
     folder.mkdir()
     config = {
+        "model_type": "mistral",
         "vocab_size": 384,
         "max_position_embeddings": 2048,
         "num_hidden_layers": 3,
@@ -66,5 +79,5 @@ def model_folder(tmp_path: Path) -> Path:
     }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(bytes(2000))
+    (folder / "model.safetensors").write_bytes(safetensors({"w": [1000]}))
     return folder

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from rose.cgroup import Cgroup
 from rose.config import Job
 from rose.errors import ConfigError
 from rose.machine import Disk, Machine
-from rose.model_folder import read_model_folder
+from rose.model_folder.folder import CONFIG_BYTES_MAX, read_model_folder
 from rose.preflight import Check, memory_needed_bytes, preflight
 
 GIB = 1 << 30
@@ -100,7 +101,7 @@ def test_what_memory_depends_on(job: Job, model_folder: Path) -> None:
     model = read_model_folder(model_folder)
     base = memory_needed_bytes(job, model)
     one_engine = changed(job, "weights", parity_every_steps=0)
-    assert base - memory_needed_bytes(one_engine, model) == GIB + GIB // 2 + 4 * 1000
+    assert base - memory_needed_bytes(one_engine, model) == GIB + GIB // 2 + 4 * (model.weights_bytes // 2)
     assert (
         memory_needed_bytes(changed(one_engine, "engine", kv_cache_gib=3.0), model)
         - memory_needed_bytes(one_engine, model)
@@ -108,7 +109,9 @@ def test_what_memory_depends_on(job: Job, model_folder: Path) -> None:
     )
     bigger = replace(model, weights_bytes=2 * GIB)
     # Two engines in float32, four float32 copies in the trainer, three kept versions.
-    assert memory_needed_bytes(job, bigger) - base == (8 + 16) * (GIB - 1000) + 3 * (2 * GIB - 2000)
+    assert memory_needed_bytes(job, bigger) - base == (8 + 16) * (GIB - model.weights_bytes // 2) + 3 * (
+        2 * GIB - model.weights_bytes
+    )
 
 
 def test_missing_packages_are_named(
@@ -146,7 +149,18 @@ def without(name: str) -> Callable[[Path], None]:
 
 
 def with_config(text: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / "config.json").write_text(text) and None
+    def change(folder: Path) -> None:
+        (folder / "config.json").write_text(text)
+
+    return change
+
+
+def as_pipe(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
 
 
 def with_key(key: str, value: Any) -> Callable[[Path], None]:
@@ -169,6 +183,15 @@ def with_key(key: str, value: Any) -> Callable[[Path], None]:
         (with_key("num_hidden_layers", 0), "num_hidden_layers = 0"),
         (with_key("num_attention_heads", None), "num_attention_heads = None"),
         (with_key("head_dim", True), "head_dim = True"),
+        (with_key("vocab_size", 10**400), "vocab_size = 1000"),
+        (with_key("num_hidden_layers", 10**9), "num_hidden_layers = 1000000000"),
+        (with_key("hidden_size", 3), "hidden_size = 3"),
+        (with_key("model_type", "banana"), "model_type = 'banana'"),
+        (with_key("model_type", None), "model_type = 'None'"),
+        (with_config("[" * 100_000), "nested too deeply"),
+        (with_config(f"{{}}{' ' * CONFIG_BYTES_MAX}"), "larger than"),
+        (as_pipe("config.json"), "config.json: not a regular file"),
+        (as_pipe("model.safetensors"), r"no \*.safetensors"),
     ],
 )
 def test_a_folder_that_is_no_model(
