@@ -12,20 +12,24 @@ import asyncio
 import contextlib
 import secrets
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 
 from rose.errors import DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
+from rose_executor.child_log import ChildLog
 from rose_executor.control_client import ControlClient
 from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.launcher import Child, Command, Launcher, log_cause, log_tail
+from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.token_page import PageReader
 
 _POLL_S = 0.02
 _KILL_TIMEOUT_S = 10.0
+# vLLM's words, logged by an API server that then ends with code 0, as if it had been asked to.
+_CORE_LOST = "engine core exited unexpectedly"
 
 
 class EngineProcess:
@@ -36,15 +40,19 @@ class EngineProcess:
         self._launcher = launcher
         self._waits = waits
         self._child: Child | None = None
+        self._log = ChildLog(settings.log_path)
         self._control: ControlClient | None = None
         self._page: PageReader | None = None
         self._base_url = ""
         self._incarnation = ""
 
-    async def start(self, version: int, snapshot_dir: Path | None = None) -> None:
+    async def start(
+        self, version: int, snapshot_dir: Path | None = None, launched: Callable[[], None] | None = None
+    ) -> None:
         """Start an incarnation that serves `snapshot_dir` (default: the model folder) as weight `version`.
 
-        Raises ConfigError or ClusterError before anything is started, EngineError with the last lines of the
+        `launched` is called as soon as there is a process of it. Raises ConfigError or ClusterError before anything
+        is started, LauncherDied if nothing can be started any more, EngineError with the last lines of the
         log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
         """
         if self._child is not None and self._child.exit_code is None:
@@ -53,6 +61,7 @@ class EngineProcess:
         self.settings.check(model_dir)
         await self._forget()
         self._incarnation = secrets.token_hex(8)
+        self._log = ChildLog(self.settings.log_path)
         env = EngineEnv(
             engine_id=self.settings.engine_id,
             incarnation=self._incarnation,
@@ -71,6 +80,8 @@ class EngineProcess:
             )
         )
         try:
+            if launched is not None:
+                launched()
             await self._waits.within(
                 self._until_ready(self._child, env.token_page),
                 "engine start",
@@ -126,6 +137,12 @@ class EngineProcess:
         """Return the exit code once every process of this incarnation has ended. Watches, so no deadline."""
         return await self._started().wait()
 
+    def death(self, code: int) -> str:
+        """Why the incarnation that ended with `code` ended, in words."""
+        if _CORE_LOST not in self._log.text():
+            return f"ended with code {code}"
+        return f"its engine core died: {self._log.core_cause() or 'it was killed, or crashed without a word'}"
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """End the live incarnation: politely, after `grace_s` by force. Its token page stays."""
         if self.alive:
@@ -149,10 +166,9 @@ class EngineProcess:
         try:
             await asyncio.wait({death, ready}, return_when=asyncio.FIRST_COMPLETED)
             if not ready.done():
-                cause = log_cause(self.settings.log_path)
                 raise EngineError(
                     f"{self.settings.engine_id} ended with code {death.result()} while starting"
-                    f"{': ' if cause else ''}{cause}; last lines of its log:\n{log_tail(self.settings.log_path)}",
+                    f"{self._log.last_words()}",
                     to_do=f"see {self.settings.log_path}",
                 )
             ready.result()

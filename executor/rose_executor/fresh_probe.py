@@ -2,6 +2,7 @@
 
 Invariants
 - The fresh side shares nothing with the live one: another process, weights read from the snapshot folder.
+- A fresh engine that is lost (killed from outside, or refused by the machine) is started again, a few times.
 - Both sides score with the same request (one greedy token and the log-probs of the most likely ones), so a
   difference is a difference of weights or of stale state.
 """
@@ -16,14 +17,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rose.errors import ContractError, EngineError
+from rose.errors import ClusterError, ContractError, EngineError, RoseError
+from rose.logs import logger
 from rose.waits import WaitBoard
-from rose_executor.launcher import Child, Command, Launcher, log_tail
+from rose_executor.child_log import ChildLog
+from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.token_route import TokenRoute
+
+log = logger("fresh probe")
 
 TOP_LOGPROBS = 20
 # Ties at the edge of the list may fall to either side; more than this is another distribution.
 _COMMON_MIN = 0.8
+_AGAIN_AFTER_S = (0.5, 2.0)
+"""Delays between three attempts: what was short of memory may have some again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ async def probe_fresh(
     """Score with an engine made for this alone from `snapshot_dir`; it is gone afterwards.
 
     `work_dir` holds the question and the answer while it lasts. Raises EngineError with the log's last lines
-    if the engine fails, DeadlineExceeded if it takes longer than `timeout_s`.
+    if the engine fails by itself twice in a row or is lost three times, ClusterError if the machine refuses to start
+    it three times, DeadlineExceeded if an attempt takes longer than `timeout_s`.
     """
     question = work_dir / f"probe-{snapshot_dir.name}.json"
     answer = question.with_suffix(".answer.json")
@@ -86,23 +94,15 @@ async def probe_fresh(
             }
         )
     )
+    command = Command(
+        "rose_executor.fresh_probe_main",
+        (str(question), str(answer)),
+        log_path,
+        work_dir,
+        {"VLLM_CPU_KVCACHE_SPACE": None, "TMPDIR": str(work_dir)},
+    )
     try:
-        child = await launcher.launch(
-            Command(
-                "rose_executor.fresh_probe_main",
-                (str(question), str(answer)),
-                log_path,
-                work_dir,
-                {"VLLM_CPU_KVCACHE_SPACE": None, "TMPDIR": str(work_dir)},
-            )
-        )
-        code = await _ended(child, waits, timeout_s)
-        if code != 0:
-            raise EngineError(
-                f"the fresh engine for {snapshot_dir} ended with code {code}; last lines of its log:\n"
-                f"{log_tail(log_path)}",
-                to_do=f"see {log_path}",
-            )
+        await _until_scored(launcher, command, f"the fresh engine for {snapshot_dir}", waits, timeout_s)
         scores = json.loads(answer.read_bytes())
     finally:
         question.unlink(missing_ok=True)
@@ -130,6 +130,29 @@ def compare(live: ProbeScores, fresh: ProbeScores) -> float:
             if not difference <= largest:  # also true of one that is not a number, which nothing exceeds
                 largest = math.inf if math.isnan(difference) else difference
     return largest
+
+
+async def _until_scored(launcher: Launcher, command: Command, whose: str, waits: WaitBoard, timeout_s: float) -> None:
+    last_code = 0
+    for delay_s in (*_AGAIN_AFTER_S, None):
+        written = ChildLog(command.log_path)
+        failure: RoseError
+        try:
+            code = await _ended(await launcher.launch(command), waits, timeout_s)
+        except ClusterError as refused:
+            code, failure = 0, refused
+        else:
+            if code == 0:
+                return
+            failure = EngineError(
+                f"{whose} ended with code {code}{written.last_words()}", to_do=f"see {command.log_path}"
+            )
+        if delay_s is None or (code > 0 and last_code > 0):
+            raise failure
+        last_code = code
+        log.warning("the fresh engine is started again", why=failure.what)
+        with waits.waiting("another attempt", "fresh engine", delay_s):
+            await asyncio.sleep(delay_s)
 
 
 async def _ended(child: Child, waits: WaitBoard, timeout_s: float) -> int:

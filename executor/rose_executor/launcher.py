@@ -5,6 +5,7 @@ Invariants
   has ended what is left of the group is killed.
 - A child dies when the process that launched it dies, even by SIGKILL.
 - Everything a child writes goes to its log file.
+- No file of the current directory can take the place of a module (`-P`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -20,10 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from rose.errors import ClusterError
+from rose.errors import ClusterError, EngineError
 from rose_executor.engine_env import IMPORT_ENV
 
-_CORE_ERROR = re.compile(r"^\(EngineCore\b[^)]*\) ERROR \S+ \S+ \[[^\]]*\] (\w+(?:Error|Exception): .*)$", re.MULTILINE)
+
+class LauncherDied(EngineError):
+    """What starts processes is dead itself: no restart of an engine mends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Launcher(Protocol):
     """What an `EngineProcess` needs to start one incarnation."""
 
     async def launch(self, command: Command) -> Child:
-        """Raises ClusterError or EngineError if there is no child afterwards."""
+        """Raises ClusterError if there is no child afterwards, LauncherDied if there can never be one again."""
         ...
 
 
@@ -69,24 +71,6 @@ def changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> di
     """An environment with a command's changes made."""
     merged: dict[str, str | None] = {**environ, **changes}
     return {name: value for name, value in merged.items() if value is not None}
-
-
-def log_tail(path: Path, lines: int = 12) -> str:
-    """The last lines of a log for an error message; empty if there is none."""
-    try:
-        with path.open("rb") as log:
-            log.seek(0, os.SEEK_END)
-            log.seek(max(0, log.tell() - 65_536))
-            text = log.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return "\n".join(text.splitlines()[-lines:])
-
-
-def log_cause(path: Path) -> str:
-    """What a log gives as the last error of the engine core, which vLLM's own last lines only point to."""
-    causes = _CORE_ERROR.findall(log_tail(path, lines=1_000))
-    return str(causes[-1]) if causes else ""
 
 
 class SpawnedChild:
@@ -126,6 +110,7 @@ class SpawnLauncher:
             with command.log_path.open("ab") as log:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
+                    "-P",
                     "-m",
                     "rose_executor.child_main",
                     str(os.getpid()),

@@ -6,7 +6,7 @@ Invariants
 - The source of weights learns of every death before the next start, and of every incarnation before it is handed out.
 - A request's final count is read only when its incarnation has finished it or is dead; one that does neither in time
   (a hung engine) is ended by force.
-- What is reported as a restart is one: a death that is followed by none is not.
+- What is reported as a restart is one: a death that no new process follows is not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
 from rose_executor.engine_health import Died, EngineHealth, GiveUp, HealthEvent, Ready, Start, Wanted, Watch
 from rose_executor.engine_process import EngineProcess
+from rose_executor.launcher import LauncherDied
 from rose_executor.token_page import PageReader
 from rose_executor.token_route import TokenRoute
 
@@ -94,7 +95,7 @@ class LiveEngine:
                 self._until_final(request_id), "final count", self.engine_id, COUNT_TIMEOUT_S, boundary="engine"
             )
         except DeadlineExceeded as late:
-            self.kill(late.what)
+            self.kill(f"was silent: {late.what}")
             await self.waits.within(
                 self.dead.wait(), "end by force", self.engine_id, _KILL_TIMEOUT_S, boundary="engine"
             )
@@ -165,7 +166,8 @@ class EngineSupervisor:
     async def run(self, source: WeightsSource) -> None:
         """Keep the engine alive until `stop`.
 
-        Raises ConfigError or ClusterError if it cannot be started as configured, EngineError if it died too often.
+        Raises ConfigError or ClusterError if it cannot be started as configured, LauncherDied if nothing can be
+        started any more, EngineError if it died too often.
         """
         self._source = source
         await self._driver.send(Wanted())
@@ -222,13 +224,13 @@ class EngineSupervisor:
         assert self._source is not None
         weights = await self._source.starting(self.engine_id, self._lost)
         self._lost = None
-        if self._death:
-            self._restarts(self._death)
         self._told("starting", f"version {weights.version}")
         try:
-            await self._process.start(weights.version, weights.path)
+            await self._process.start(weights.version, weights.path, self._launched)
+        except LauncherDied:
+            raise
         except (EngineError, DeadlineExceeded) as error:
-            return self._died(str(error))
+            return self._died(error.what)
         live = self._new_live()
         self._joins(live)
         await self._source.joined(self.engine_id, live.incarnation, weights.version)
@@ -237,6 +239,10 @@ class EngineSupervisor:
             self._changed.notify_all()
         self._told("ready", live.base_url)
         return Ready()
+
+    def _launched(self) -> None:
+        if self._death:
+            self._restarts(self._death)
 
     def _new_live(self) -> LiveEngine:
         process = self._process
@@ -267,7 +273,7 @@ class EngineSupervisor:
         assert live is not None
         self._lost = live.incarnation
         live.dead.set()
-        why, self._killed_because = self._killed_because or f"ended with code {code}", ""
+        why, self._killed_because = self._killed_because or self._process.death(code), ""
         return self._died(why)
 
     def _died(self, why: str) -> Died:

@@ -114,7 +114,11 @@ class WarmServer:
         except OSError as error:
             return {"error": f"cannot open the log: {error}"}
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(log)
+            return {"error": str(error)}
         if pid == 0:
             self._become_child(parent, command, log)
         os.close(log)

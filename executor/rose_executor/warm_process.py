@@ -1,7 +1,7 @@
 """A process that has imported vLLM once, owned by this one; engines are forked from it in seconds.
 
 Invariants
-- Every child's end is reported exactly once, through its own `wait`.
+- Every child's end is reported exactly once, through its own `wait`; if the warm process dies, once that is gone too.
 - The warm process and all its children end when it is closed, when it is killed, or when its owner dies.
 """
 
@@ -19,10 +19,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rose.errors import ClusterError, EngineError
+from rose.errors import ClusterError
 from rose.waits import WaitBoard
+from rose_executor.child_log import ChildLog
 from rose_executor.engine_env import IMPORT_ENV
-from rose_executor.launcher import Command, log_tail
+from rose_executor.launcher import Command, LauncherDied
 
 # What an API server, an engine core and an in-process engine import only when they run: paid for once, here.
 ENGINE_MODULES = (
@@ -68,7 +69,9 @@ class WarmChild:
 
     def signal(self, signum: signal.Signals) -> None:
         if not self._exit.done():
-            self._warm.send({"signal": self._pid, "signum": int(signum)})
+            # A child of a dead warm process is dying with it.
+            with contextlib.suppress(LauncherDied):
+                self._warm.send({"signal": self._pid, "signum": int(signum)})
 
     def ended(self, code: int) -> None:
         if not self._exit.done():
@@ -83,17 +86,18 @@ class WarmProcess:
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        log_path: Path,
+        log: ChildLog,
         waits: WaitBoard,
     ) -> None:
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._log_path = log_path
+        self._log = log
         self._waits = waits
         self._ids = itertools.count()
         self._replies: dict[int, asyncio.Future[WarmChild]] = {}
         self._children: dict[int, WarmChild] = {}
+        self._closed = False
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._listener = asyncio.create_task(self._listen(), name="warm process")
 
@@ -110,12 +114,15 @@ class WarmProcess:
         """Import `modules` in a new process (vLLM: about 15 s of one core) and return when it can fork.
 
         `env` must hold everything that they read while they are imported. Call from the main thread, which
-        must outlive it. Raises EngineError with the log's last lines if it dies, DeadlineExceeded if it takes too long.
+        must outlive it. Raises LauncherDied with the log's last lines if it dies, DeadlineExceeded after `timeout_s`.
         """
         ours, theirs = socket.socketpair()
+        child_log = ChildLog(log_path)
         with theirs, log_path.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                # No file of the current directory may take the place of a module.
+                "-P",
                 "-m",
                 "rose_executor.warm_main",
                 str(os.getpid()),
@@ -129,7 +136,7 @@ class WarmProcess:
                 start_new_session=True,
             )
         reader, writer = await asyncio.open_connection(sock=ours)
-        warm = cls(process, reader, writer, log_path, waits)
+        warm = cls(process, reader, writer, child_log, waits)
         try:
             await waits.within(
                 asyncio.shield(warm._ready),
@@ -151,8 +158,11 @@ class WarmProcess:
     async def launch(self, command: Command) -> WarmChild:
         """Fork a child that becomes `command`.
 
-        Raises ClusterError if the fork was refused, EngineError if the warm process is dead.
+        Raises ClusterError if the fork was refused, LauncherDied if the warm process is dead.
         """
+        if self._writer.is_closing():
+            # How it ended is known in a moment.
+            await asyncio.wait([self._listener])
         key = next(self._ids)
         reply: asyncio.Future[WarmChild] = asyncio.get_running_loop().create_future()
         self._replies[key] = reply
@@ -166,49 +176,64 @@ class WarmProcess:
         try:
             self.send({"id": key, "fork": fork})
             return await self._waits.within(
-                reply, "fork", "warm process", _FORK_TIMEOUT_S, boundary="engine", to_do=f"see {self._log_path}"
+                reply, "fork", "warm process", _FORK_TIMEOUT_S, boundary="engine", to_do=f"see {self._log.path}"
             )
         finally:
             del self._replies[key]
 
     async def close(self) -> None:
-        """End the warm process and every child, and wait until it is gone."""
+        """End the warm process and every child, and wait until it is gone. Without a child it is not asked first."""
+        self._closed = True
+        self._ready.cancel()
+        if not self._children:
+            self._kill()
         self._writer.close()
+        await self._listener
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queue one message. Raises LauncherDied if the warm process is dead or closed."""
+        if self._listener.done() or self._writer.is_closing():
+            raise self._dead()
+        self._writer.write(json.dumps(message).encode() + b"\n")
+
+    def _dead(self) -> LauncherDied:
+        code = self._process.returncode
+        if self._closed or code is None:
+            what = "the warm process is closed"
+        elif code < 0:
+            what = f"the warm process died (signal {-code})"
+        else:
+            what = f"the warm process ended with code {code}{self._log.last_words()}"
+        return LauncherDied(what, to_do=f"see {self._log.path}")
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(ConnectionError):
+            while line := await self._reader.readline():
+                self._receive(json.loads(line))
+        self._writer.close()
+        try:
+            await self._until_gone()
+        finally:
+            for child in self._children.values():
+                child.ended(-signal.SIGKILL)
+            waiting: list[asyncio.Future[Any]] = [self._ready, *self._replies.values()]
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(self._dead())
+
+    async def _until_gone(self) -> None:
+        """By its own will, else by force."""
         try:
             await self._waits.within(
                 self._process.wait(), "warm process end", "warm process", _CLOSE_TIMEOUT_S, boundary="engine"
             )
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+            self._kill()
             raise
-        finally:
-            await self._listener
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Queue one message. Raises EngineError if the warm process is dead."""
-        if self._listener.done() or self._writer.is_closing():
-            raise self._dead()
-        self._writer.write(json.dumps(message).encode() + b"\n")
-
-    def _dead(self) -> EngineError:
-        return EngineError(
-            f"the warm process has ended; last lines of its log:\n{log_tail(self._log_path)}",
-            to_do=f"see {self._log_path}",
-        )
-
-    async def _listen(self) -> None:
-        with contextlib.suppress(ConnectionResetError):
-            while line := await self._reader.readline():
-                self._receive(json.loads(line))
-        self._writer.close()
-        for child in self._children.values():
-            child.ended(-signal.SIGKILL)
-        if not self._ready.done():
-            self._ready.set_exception(self._dead())
-        for reply in self._replies.values():
-            if not reply.done():
-                reply.set_exception(self._dead())
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
 
     def _receive(self, message: dict[str, Any]) -> None:
         if "ready" in message:

@@ -13,7 +13,7 @@ from rose.errors import EngineError
 from rose_executor import vllm_contract
 from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.launcher import changed, log_cause, log_tail
+from rose_executor.launcher import changed
 from rose_executor.request_id import external_request_id
 from rose_executor.vllm_plugin import register
 
@@ -69,21 +69,6 @@ def test_a_vllm_that_moved_does_not_start(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(vllm_contract, "broken", lambda: ["vllm.x.y: gone"])
     with pytest.raises(EngineError, match=r"vllm\.x\.y: gone; expected vLLM 0\.32"):
         vllm_contract.check()
-
-
-def test_the_log_gives_its_last_lines_and_the_cores_last_error(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert log_tail(log) == log_cause(log) == ""
-    core = "(EngineCore pid=7) ERROR 11-29 14:23:00 [core.py:1510]"
-    log.write_text(
-        "".join(f"{core} line {i}\n" for i in range(3_000))
-        + f"{core} KeyError: 'first'\n{core} ValueError: no room\n"
-        + "(APIServer pid=6) ERROR 11-29 14:23:00 [x.py:1] RuntimeError: see above\n"
-        + "the end\n"
-    )
-    assert log_tail(log, lines=1) == "the end"
-    assert len(log_tail(log).splitlines()) == 12
-    assert log_cause(log) == "ValueError: no room"
 
 
 def test_the_command_line_follows_the_settings(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rose.errors import ClusterError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
 from rose_executor import supervisor as module
 from rose_executor.engine_health import EngineHealth
+from rose_executor.launcher import LauncherDied
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
 from rose_executor.token_page import PageReader, PageWriter
 
@@ -46,10 +47,13 @@ class ScriptedProcess:
     def alive(self) -> bool:
         return self._ended is not None and not self._ended.done()
 
-    async def start(self, version: int, path: Path) -> None:
+    async def start(self, version: int, path: Path, launched: Callable[[], None]) -> None:
         await asyncio.sleep(0)
-        self.starts += 1
         failure = self._failures.pop(0) if self._failures else None
+        if isinstance(failure, LauncherDied):
+            raise failure
+        self.starts += 1
+        launched()
         if failure is not None:
             raise failure
         file = self._folder / f"{self.incarnation}.page"
@@ -64,6 +68,9 @@ class ScriptedProcess:
     async def wait_dead(self) -> int:
         assert self._ended is not None
         return await asyncio.shield(self._ended)
+
+    def death(self, code: int) -> str:
+        return f"death of {code}"
 
     def kill(self) -> None:
         if self.alive:
@@ -161,17 +168,21 @@ def test_a_death_is_told_before_the_next_start_and_the_page_of_the_dead_stays_re
 
     bench.run(body)
     assert ("starting", f"{1:016x}") in bench.said
-    assert bench.restarts == ["ended with code -11"]
+    assert bench.restarts == ["death of -11"]
 
 
 def test_failed_starts_are_repeated_told_and_bounded(tmp_path: Path) -> None:
-    failures = [EngineError("no memory"), DeadlineExceeded("too slow", boundary="engine"), EngineError("the last")]
+    failures = [
+        EngineError("no memory", to_do="see the log"),
+        DeadlineExceeded("too slow", boundary="engine"),
+        EngineError("the last"),
+    ]
     bench = Bench(tmp_path, list(failures))
 
     async def body() -> None:
         waiting = asyncio.create_task(bench.supervisor.ready())
         await asyncio.wait([bench.running])
-        with pytest.raises(EngineError, match=r"given up after 2 restarts.*the last"):
+        with pytest.raises(EngineError, match=r"given up after 2 restarts: the last; see engine\.log$"):
             await bench.running
         waiting.cancel()
 
@@ -179,7 +190,7 @@ def test_failed_starts_are_repeated_told_and_bounded(tmp_path: Path) -> None:
     assert bench.process.starts == 3
     assert [said for said in bench.said if said == ("dead",)] == [("dead",)] * 3
     # A death that no restart follows is not a restart.
-    assert bench.restarts == ["engine: no memory", "engine: too slow"]
+    assert bench.restarts == ["no memory", "too slow"]
 
 
 def test_what_no_restart_can_mend_ends_at_once(tmp_path: Path) -> None:
@@ -192,6 +203,21 @@ def test_what_no_restart_can_mend_ends_at_once(tmp_path: Path) -> None:
 
     bench.run(body)
     assert bench.process.starts == 1
+
+
+def test_the_launchers_death_ends_at_once_and_is_no_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, [None, LauncherDied("the warm process died (signal 9)")])
+
+    async def body() -> None:
+        await bench.supervisor.ready()
+        bench.process.die(-9)
+        await asyncio.wait([bench.running])
+        with pytest.raises(LauncherDied) as caught:
+            await bench.running
+        assert str(caught.value) == "engine: the warm process died (signal 9)"
+
+    bench.run(body)
+    assert bench.restarts == []
 
 
 def test_waiting_for_an_engine_has_a_name_and_a_deadline(tmp_path: Path) -> None:
@@ -224,7 +250,7 @@ def test_only_the_live_incarnation_is_replaced_and_the_reason_is_kept(tmp_path: 
         await bench.supervisor.ready()
 
     bench.run(body)
-    assert bench.restarts == ["weights are mixed", "ended with code 1"]
+    assert bench.restarts == ["weights are mixed", "death of 1"]
 
 
 def test_a_count_is_final_once_the_engine_has_finished_the_request(tmp_path: Path) -> None:
@@ -274,7 +300,7 @@ def test_an_engine_that_never_finishes_a_request_is_ended_by_force(
 
     bench.run(body)
     assert len(bench.restarts) == 1
-    assert "no final count" in bench.restarts[0]
+    assert "was silent: engine-0: no final count" in bench.restarts[0]
 
 
 def test_news_of_a_death_are_waited_for_but_not_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +20,9 @@ import pytest
 
 from rose.errors import ClusterError, EngineError
 from rose.waits import WaitBoard
-from rose_executor.launcher import Child, Command, Launcher, SpawnLauncher, log_tail
+from rose_executor import warm_main, warm_process
+from rose_executor.launcher import Child, Command, Launcher, LauncherDied, SpawnLauncher
+from rose_executor.warm_main import WarmServer
 from rose_executor.warm_process import WarmProcess
 
 HELPERS = Path(__file__).parent
@@ -74,8 +79,8 @@ def test_a_child_runs_where_and_as_it_was_told(tmp_path: Path) -> None:
         child = await warm.launch(family(tmp_path, ROSE_TEST="a value", PATH=None))
         assert child.pid == written_pid(tmp_path / "child")
         assert os.getsid(child.pid) == os.getpgid(child.pid) == child.pid
-        until(lambda: "a value" in log_tail(tmp_path / "child.log"), "nothing in the log")
-        assert log_tail(tmp_path / "child.log") == f"working in {tmp_path} with a value"
+        until(lambda: "a value\n" in (tmp_path / "child.log").read_text(), "nothing in the log")
+        assert (tmp_path / "child.log").read_text().strip() == f"working in {tmp_path} with a value"
         assert child.exit_code is None
 
     with_warm(tmp_path, body)
@@ -92,7 +97,7 @@ def test_a_childs_end_is_reported_with_its_code(
         child = await warm.launch(Command(module, arguments, tmp_path / "child.log", tmp_path))
         assert await asyncio.wait_for(child.wait(), DEADLINE_S) == code
         assert child.exit_code == code
-        assert says in log_tail(tmp_path / "child.log")
+        assert says in (tmp_path / "child.log").read_text()
         child.signal(signal.SIGKILL)
 
     with_warm(tmp_path, body)
@@ -128,7 +133,7 @@ def test_closing_ends_every_child(tmp_path: Path) -> None:
         seen.extend((warm.pid, child.pid, written_pid(tmp_path / "grandchild")))
         await warm.close()
         assert await child.wait() == -signal.SIGKILL
-        with pytest.raises(EngineError, match="the warm process has ended"):
+        with pytest.raises(LauncherDied, match="the warm process is closed"):
             await warm.launch(family(tmp_path))
 
     with_warm(tmp_path, body)
@@ -142,8 +147,10 @@ def test_a_killed_warm_process_takes_its_children_along(tmp_path: Path) -> None:
         os.kill(warm.pid, signal.SIGKILL)
         assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
         until(lambda: gone(child.pid) and gone(grandchild), "children outlived the warm process")
-        with pytest.raises(EngineError, match="the warm process has ended"):
-            await warm.launch(family(tmp_path))
+        child.signal(signal.SIGTERM)
+        for _ in range(2):
+            with pytest.raises(LauncherDied, match=r"the warm process died \(signal 9\); see .*warm\.log"):
+                await warm.launch(family(tmp_path))
 
     with_warm(tmp_path, body)
 
@@ -160,8 +167,85 @@ def test_a_warm_process_that_cannot_import_says_why(tmp_path: Path) -> None:
     async def run() -> None:
         await WarmProcess.start(WaitBoard(), log_path=tmp_path / "warm.log", modules=("no_such_module",))
 
-    with pytest.raises(EngineError, match="No module named 'no_such_module'"):
+    with pytest.raises(LauncherDied, match="ended with code 1: ModuleNotFoundError: No module named 'no_such_module'"):
         asyncio.run(run())
+
+
+def test_a_child_asked_for_while_the_warm_process_dies_is_refused(tmp_path: Path) -> None:
+    async def body(warm: WarmProcess) -> None:
+        child = await warm.launch(family(tmp_path))
+        os.kill(warm.pid, signal.SIGKILL)
+        until(lambda: gone(warm.pid), "the warm process survived")
+        # The loop has had no chance to notice: these two write to a broken pair.
+        child.signal(signal.SIGTERM)
+        with pytest.raises(LauncherDied, match=r"died \(signal 9\)"):
+            await warm.launch(family(tmp_path))
+        assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
+
+    with_warm(tmp_path, body)
+
+
+def test_a_start_that_is_cancelled_ends_at_once_and_leaves_nothing_unheard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python sleeps here while it imports, deaf to its owner, for far longer than a close would wait."""
+    monkeypatch.setattr(warm_process, "_CLOSE_TIMEOUT_S", 0.1)
+    (tmp_path / "slow.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(tmp_path / 'on')!r}).touch()\ntime.sleep(600)"
+    )
+    unheard: list[object] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unheard.append(context))
+        starting = asyncio.create_task(
+            WarmProcess.start(
+                WaitBoard(), log_path=tmp_path / "warm.log", env={"PYTHONPATH": str(tmp_path)}, modules=("slow",)
+            )
+        )
+        async with asyncio.timeout(DEADLINE_S):
+            while not (tmp_path / "on").exists():
+                await asyncio.sleep(0.01)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        gc.collect()
+
+    asyncio.run(run())
+    gc.collect()
+    assert unheard == []
+
+
+def test_no_file_of_the_current_directory_shadows_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shadow = tmp_path / "here"
+    shadow.mkdir()
+    for name in ("json", "selectors", "runpy"):
+        (shadow / f"{name}.py").write_text("raise SystemExit('shadowed')")
+    monkeypatch.chdir(shadow)
+
+    async def body(warm: WarmProcess) -> None:
+        for launcher in (warm, SpawnLauncher()):
+            child = await launcher.launch(Command("json.tool", ("--help",), tmp_path / "child.log", shadow))
+            assert await asyncio.wait_for(child.wait(), DEADLINE_S) == 0
+
+    with_warm(tmp_path, body)
+    assert "shadowed" not in (tmp_path / "child.log").read_text()
+
+
+def test_a_refused_fork_is_told_and_the_warm_process_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse() -> int:
+        raise BlockingIOError("no more processes")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        server = WarmServer(theirs)
+        monkeypatch.setattr(warm_main, "thread_count", lambda: 1)
+        monkeypatch.setattr(os, "fork", refuse)
+        fork = {"module": "m", "arguments": [], "env": {}, "cwd": "/", "log_path": str(tmp_path / "log")}
+        ours.sendall(json.dumps({"id": 1, "fork": fork}).encode() + b"\n")
+        ours.shutdown(socket.SHUT_WR)
+        server.serve()
+        said = [json.loads(line) for line in ours.recv(65_536).splitlines()]
+    assert said == [{"ready": True}, {"id": 1, "error": "no more processes"}]
 
 
 def test_a_warm_process_with_threads_refuses_to_fork(tmp_path: Path) -> None:
