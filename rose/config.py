@@ -43,7 +43,12 @@ class RunConfig(_Section):
     """The run itself."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$", description="First part of the run's id.")
-    seed: int = Field(default=0, ge=0, le=_INT_MAX, description="Seed of everything random in the run.")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=_INT_MAX,
+        description="Seed of tasks and updates; what an engine samples also depends on its batching, so runs differ.",
+    )
     out: AnyPath = Field(default=Path("runs"), description="Folder that gets one output folder per run.")
     metrics_port: int = Field(
         default=0, ge=0, le=65_535, description="Loopback port of the run's own metrics; 0 takes any free one."

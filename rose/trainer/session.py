@@ -203,7 +203,6 @@ class Session:
             max_new_tokens=self.job.rollout.max_new_tokens,
             stop_token_ids=(renderer.end_of_turn_id,),
             attempts_max=self.job.engine.restarts_max + 1,
-            seed=self.job.run.seed,
         )
         return Rollout(
             TurnSampler(supervisor, self._books, sampling),

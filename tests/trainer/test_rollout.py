@@ -70,7 +70,7 @@ class Bench:
         renderer: ChatRenderer | None = None,
     ) -> None:
         self.supervisor = ScriptedSupervisor(script, self.books.watch)
-        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2, seed=7)
+        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2)
         self.rollout = Rollout(
             TurnSampler(self.supervisor, self.books, sampling),  # type: ignore[arg-type]
             EnvironmentHost(world.make, WaitBoard(), settings),

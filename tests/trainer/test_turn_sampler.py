@@ -22,7 +22,7 @@ class Bench:
     def __init__(self, books: Books, script: Script, attempts_max: int = 3, max_new_tokens: int = 6) -> None:
         self.books = books
         self.supervisor = ScriptedSupervisor(script, books.watch)
-        settings = SamplingSettings(1.0, max_new_tokens, (END,), attempts_max, seed=7)
+        settings = SamplingSettings(1.0, max_new_tokens, (END,), attempts_max)
         self._sampler = TurnSampler(self.supervisor, books, settings)  # type: ignore[arg-type]
         books.open_trajectory("t")
 
