@@ -82,7 +82,7 @@ class TurnSampler:
                 part = await self._request(engine, request_id, token_ids, turn)
             except EngineLost as lost:
                 part = await self._partial(engine, request_id, lost)
-                log.warning("turn resumes", request_id=request_id, kept_tokens=len(part.output_ids), why=lost.what)
+                log.info("turn resumes", request_id=request_id, kept_tokens=len(part.output_ids), why=lost.what)
                 await engine.news_of_death()
             except EngineError:
                 # A request that was refused is not on the page, and waiting would not bring it there.
