@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 from rose_transfer.transport.frames import HEADER_BYTES
 
-# Given the number of a frame and its bytes: the bytes to pass on, or None to cut the connection there.
+# Passed on behind the next frame of its own connection and direction.
+HOLD = b"hold"
+# Given the number of a frame and its bytes: the bytes to pass on, or HOLD, or None to cut the connection there.
 Meddle = Callable[[int, bytes], bytes | None]
 
 
@@ -49,6 +51,7 @@ class FrameProxy:
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, other: asyncio.StreamWriter
     ) -> None:
+        held = b""
         try:
             while True:
                 header = await reader.readexactly(HEADER_BYTES)
@@ -57,7 +60,11 @@ class FrameProxy:
                 passed = self._meddle(number, frame)
                 if passed is None:
                     break
-                writer.write(passed)
+                if passed is HOLD:
+                    held = frame
+                    continue
+                writer.write(passed + held)
+                held = b""
                 await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
             pass

@@ -22,8 +22,9 @@ from rose.driver.virtual import VirtualDriver
 from rose.simulator.world import must
 from rose_transfer.transport import client_events as client
 from rose_transfer.transport import server_session as server
-from rose_transfer.transport.client_session import ClientLimits, ClientSession
-from rose_transfer.transport.frames import FROM_CLIENT, FROM_SERVER, Decoder, Encoder, FrameError, Header
+from rose_transfer.transport.client_session import ClientSession
+from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.frames import FROM_CLIENT, FROM_SERVER, Decoder, Encoder, Frame, FrameError, Kind
 from rose_transfer.transport.interface import Announcement, ObjectMissing
 from rose_transfer.transport.messages import Data, FailCode, Message, to_frame
 from rose_transfer.transport.server_session import ServerLimits, ServerSession
@@ -172,7 +173,6 @@ class LinkWorld:
     def _connect(self, number: int) -> None:
         session = ServerSession(self.server_token, self.random.randbytes(32), SERVER, newest=self.newest, local=True)
         line = Line(number, session, mute=self._happens(self.trouble.mute))
-        line.client_decoder = Decoder(FROM_SERVER, lambda header: self._place(number, header))
         self.lines[number] = line
         if not self.up:
             self._cut(line)
@@ -185,9 +185,12 @@ class LinkWorld:
 
         self.driver.call(LATENCY_S, f"{number} is connected", accepted)
 
-    def _place(self, number: int, header: Header) -> memoryview | None:
-        spot = self.session.expects(number, header)
-        return None if spot is None else memoryview(self.landed[spot.ask])[spot.offset :][: header.length]
+    def _put(self, number: int, frame: Frame) -> None:
+        """As a driver does: a payload that was asked for is put in place before the session hears of it."""
+        asked = self.session.asked(number, frame.request)
+        fits = asked is not None and asked.offset == frame.offset and asked.size_bytes in (None, frame.size)
+        if asked is not None and fits:
+            self.landed[asked.ask][frame.offset : frame.offset + len(frame.payload)] = frame.payload
 
     # The server's wishes
 
@@ -280,6 +283,8 @@ class LinkWorld:
             if to_server:
                 self._tell_server(line, server.Arrived(frame))
             elif line.client_open:
+                if frame.kind is Kind.DATA:
+                    self._put(line.number, frame)
                 self.driver.feed(client.Arrived(line.number, frame))
 
     def _cut(self, line: Line) -> None:

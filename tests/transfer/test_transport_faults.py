@@ -11,23 +11,24 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from frame_proxy import FrameProxy, Meddle
+from frame_proxy import HOLD, FrameProxy, Meddle
 from transport_tools import OBJECTS, PIECE, QUICK_CLIENT, TOKEN, Memory, fetched, tcp_pair, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose_transfer.transport import auth
-from rose_transfer.transport.client_session import ClientLimits
+from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.frames import FROM_SERVER, HEADER_BYTES, Decoder, Encoder, Frame
 from rose_transfer.transport.interface import Announcement
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
 from rose_transfer.transport.messages import (
+    Busy,
     Challenge,
-    Data,
     Fail,
     FailCode,
     Get,
     Hello,
     Message,
+    Watch,
     Welcome,
     parse,
     to_frame,
@@ -89,15 +90,7 @@ def test_every_frame_is_repeated_once() -> None:
 
 def test_every_frame_is_held_back_behind_the_next_once() -> None:
     for late in every_frame():
-        held: list[bytes] = []
-
-        def reorder(number: int, frame: bytes, late: int = late, held: list[bytes] = held) -> bytes | None:
-            if number == late:
-                held.append(frame)
-                return b""
-            return frame + held.pop() if held else frame
-
-        asyncio.run(meddled(reorder))
+        asyncio.run(meddled(lambda number, frame, late=late: HOLD if number == late else frame))
 
 
 def start_server(port: int, die_at: int) -> tuple[subprocess.Popen[str], int]:
@@ -285,12 +278,13 @@ def test_connections_are_limited_and_a_client_makes_do_with_fewer() -> None:
 
 def test_more_requests_than_allowed_end_the_connection() -> None:
     async def check() -> None:
-        async with tcp_pair(Memory(), limits=ServerLimits(requests_max=3)) as pair:
+        async with tcp_pair(Memory(), limits=ServerLimits(requests_max=3, keepalive_s=0.1)) as pair:
             stranger = await Stranger.greeted(pair.server.port)
-            for request in range(1, 6):
-                stranger.say(Get(request, "long", 0, PIECE))
-            while (message := await stranger.hear()) is not None:
-                assert isinstance(message, Data)
+            for request in range(1, 4):
+                stranger.say(Watch(request, 0, 60_000))
+            assert isinstance(await stranger.hear(), Busy)
+            stranger.say(Watch(4, 0, 60_000))
+            assert await stranger.hear() is None
             stranger.writer.close()
 
     asyncio.run(check())
@@ -354,7 +348,7 @@ def test_nothing_is_written_once_a_fetch_has_given_up() -> None:
             client = pair.connect(port=proxy.sockets[0].getsockname()[1])
             buffer = bytearray(len(OBJECTS["long"]))
             with pytest.raises(DeadlineExceeded):
-                await client.fetch("long", MemoryLanding(buffer), deadline_s=0.2)
+                await client.fetch("long", MemoryLanding(buffer), size_bytes=len(buffer), deadline_s=0.2)
             before = bytes(buffer)
             assert any(before), "something was under way"
             gate.set()

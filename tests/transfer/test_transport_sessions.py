@@ -9,7 +9,7 @@ from link_world import FAULTS_UNTIL_S, PIECE, QUIET_S, TOKEN, LinkWorld, Trouble
 
 from rose.driver.faults import FaultPlan
 from rose_transfer.transport import client_events as client
-from rose_transfer.transport.client_session import ClientLimits
+from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.interface import Announcement, Refused
 
 SEEDS = 240

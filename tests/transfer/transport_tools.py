@@ -13,7 +13,7 @@ from random import Random
 
 from rose.errors import TransferError
 from rose.waits import WaitBoard
-from rose_transfer.transport.client_session import ClientLimits
+from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.interface import ObjectSource, ReadableObject
 from rose_transfer.transport.landing import MemoryLanding
@@ -198,7 +198,7 @@ async def _running(pair: Pair, clients: list[StreamClient]) -> AsyncIterator[Pai
         for client in clients:
             await client.close()
         await pair.server.close()
-        assert pair.waits.snapshot() == (), "a wait outlived its owner"
+        assert pair.waits.snapshot() == ()
 
 
 async def fetched(client: StreamClient, key: str, deadline_s: float = 20.0) -> bytes:

@@ -19,8 +19,6 @@ Anything out of turn drops it; so does silence: before ready for `greet_s`, then
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
 from rose.driver.core import After
 from rose.errors import TransferError
@@ -47,7 +45,16 @@ from rose_transfer.transport.client_events import (
     Told,
     WatchAsked,
 )
-from rose_transfer.transport.frames import Frame, Header
+from rose_transfer.transport.client_state import (
+    Asked,
+    CallState,
+    ClientLimits,
+    FetchState,
+    LinkBook,
+    LinkState,
+    SlotState,
+)
+from rose_transfer.transport.frames import Frame
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.messages import (
     WAIT_MS_MAX,
@@ -70,73 +77,6 @@ from rose_transfer.transport.messages import (
 from rose_transfer.transport.piece_list import PieceList
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
-    """`streams` links carry up to `window` pieces each; their product bounds what a long fat link can hold."""
-
-    streams: int = 4
-    window: int = 8
-    piece_bytes: int = 2**20
-    greet_s: float = 5.0
-    stall_s: float = 20.0
-    retry_s: float = 0.1
-    retry_s_max: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Spot:
-    """Where the payload of a DATA frame belongs: `ask`'s object of `size_bytes`, at `offset`."""
-
-    ask: int
-    size_bytes: int
-    offset: int
-
-
-class _State(StrEnum):
-    CONNECTING = "connecting"
-    GREETING = "greeting"
-    PROVING = "proving"
-    READY = "ready"
-
-
-@dataclass(slots=True)
-class _Fetch:
-    key: str
-    pieces: PieceList
-
-
-@dataclass(slots=True)
-class _Call:
-    """A watch or a search: one request, one answer."""
-
-    asked: WatchAsked | LocateAsked
-    until_s: float
-
-
-@dataclass(slots=True)
-class _Link:
-    slot: int
-    since_s: float
-    heard_s: float
-    nonce: bytes
-    state: _State = _State.CONNECTING
-    expected_proof: bytes = b""
-    requests: int = 0
-    pieces: dict[int, tuple[int, int]] = field(default_factory=dict)
-    calls: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def open(self) -> int:
-        return len(self.pieces) + len(self.calls)
-
-
-@dataclass(slots=True)
-class _Slot:
-    link: int | None = None
-    failures: int = 0
-    waiting: bool = False
-
-
 class ClientSession:
     """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing."""
 
@@ -144,23 +84,23 @@ class ClientSession:
         self._token = token
         self._nonce_seed = nonce_seed
         self._limits = limits
-        self._slots = [_Slot() for _ in range(limits.streams)]
-        self._links: dict[int, _Link] = {}
+        self._slots = [SlotState() for _ in range(limits.streams)]
+        self._links: dict[int, LinkBook] = {}
         self._links_made = 0
-        self._fetches: dict[int, _Fetch] = {}
-        self._calls: dict[int, _Call] = {}
+        self._fetches: dict[int, FetchState] = {}
+        self._calls: dict[int, CallState] = {}
         self._calls_to_send: list[int] = []
         self._ticking = False
         self.last_trouble = ""
 
-    def expects(self, link: int, header: Header) -> Spot | None:
-        """Where the payload behind a DATA header belongs; None if nobody asked, or asked for something else."""
+    def asked(self, link: int, request: int) -> Asked | None:
+        """What was asked for by a request that is open on a link; None if nothing was, or nobody waits any more."""
         known = self._links.get(link)
-        asked = None if known is None else known.pieces.get(header.request)
-        fetch = None if asked is None else self._fetches.get(asked[0])
-        if asked is None or fetch is None or not self._fits(fetch, asked[1], header.offset, header.length, header.size):
+        ask, offset = (0, 0) if known is None else known.pieces.get(request, (0, 0))
+        fetch = self._fetches.get(ask)
+        if fetch is None:
             return None
-        return Spot(asked[0], header.size, header.offset)
+        return Asked(ask, offset, fetch.pieces.length_at(offset), fetch.pieces.size_bytes)
 
     def step(self, event: ClientEvent, now: float) -> Sequence[ClientAction]:
         return [*self._take(event, now), *self._go_on(now)]
@@ -169,19 +109,19 @@ class ClientSession:
         match event:
             case FetchAsked(ask, key, resume_from, size_bytes):
                 pieces = PieceList(resume_from, self._limits.piece_bytes, size_bytes)
-                self._fetches[ask] = _Fetch(key, pieces)
+                self._fetches[ask] = FetchState(key, pieces)
                 return self._end_if_done(ask)
             case WatchAsked(ask, _, wait_s):
-                self._calls[ask] = _Call(event, now + wait_s)
+                self._calls[ask] = CallState(event, now + wait_s)
                 self._calls_to_send.append(ask)
             case LocateAsked(ask):
-                self._calls[ask] = _Call(event, now)
+                self._calls[ask] = CallState(event, now)
                 self._calls_to_send.append(ask)
             case Cancelled(ask):
                 self._forget(ask)
             case Connected(link):
                 if link in self._links:
-                    self._links[link].state = _State.GREETING
+                    self._links[link].state = LinkState.GREETING
             case Heard(link):
                 if link in self._links:
                     self._links[link].heard_s = now
@@ -207,19 +147,21 @@ class ClientSession:
             message = parse(frame)
             if isinstance(message, Fail) and message.request == 0:
                 return self._refused(number, message)
-            return self._greet(number, link, message) if link.state is not _State.READY else self._answer(link, message)
+            return (
+                self._greet(number, link, message) if link.state is not LinkState.READY else self._answer(link, message)
+            )
         except ProtocolError as error:
             return self._drop(number, error.what)
 
-    def _greet(self, number: int, link: _Link, message: Message) -> Sequence[ClientAction]:
-        if link.state is _State.GREETING and isinstance(message, Challenge):
-            link.state = _State.PROVING
+    def _greet(self, number: int, link: LinkBook, message: Message) -> Sequence[ClientAction]:
+        if link.state is LinkState.GREETING and isinstance(message, Challenge):
+            link.state = LinkState.PROVING
             link.expected_proof = auth.server_proof(self._token, message.nonce, link.nonce)
             return [Send(number, Hello(link.nonce, auth.client_proof(self._token, message.nonce, link.nonce)))]
-        if link.state is _State.PROVING and isinstance(message, Welcome):
+        if link.state is LinkState.PROVING and isinstance(message, Welcome):
             if not auth.same(message.proof, link.expected_proof):
                 return [*self._drop(number, "a wrong proof"), *self._fail_all("the server does not know our token")]
-            link.state = _State.READY
+            link.state = LinkState.READY
             self._slots[link.slot].failures = 0
             return ()
         raise ProtocolError(f"received {type(message).__name__} while {link.state.value}")
@@ -230,7 +172,7 @@ class ClientSession:
             return [*dropped, *self._fail_all("the server does not accept our token")]
         return dropped
 
-    def _answer(self, link: _Link, message: Message) -> Sequence[ClientAction]:
+    def _answer(self, link: LinkBook, message: Message) -> Sequence[ClientAction]:
         match message:
             case Data():
                 return self._land(link, message)
@@ -249,13 +191,13 @@ class ClientSession:
                 return ()
         raise ProtocolError(f"received {type(message).__name__} that nobody asked for")
 
-    def _is_call(self, link: _Link, request: int, kind: type[WatchAsked] | type[LocateAsked]) -> bool:
+    def _is_call(self, link: LinkBook, request: int, kind: type[WatchAsked] | type[LocateAsked]) -> bool:
         if request not in link.calls:
             return False
         call = self._calls.get(link.calls[request])
         return call is None or isinstance(call.asked, kind)
 
-    def _land(self, link: _Link, data: Data) -> Sequence[ClientAction]:
+    def _land(self, link: LinkBook, data: Data) -> Sequence[ClientAction]:
         if data.request not in link.pieces:
             raise ProtocolError("received a piece that nobody asked for")
         ask, offset = link.pieces[data.request]
@@ -267,16 +209,12 @@ class ClientSession:
         if known not in (None, data.size):
             del link.pieces[data.request]
             return self._fail(ask, TransferError(f"{fetch.key} has {data.size} bytes, not {known}"))
-        if not self._fits(fetch, offset, data.offset, len(data.payload), data.size):
+        fetch.pieces.size_bytes = data.size
+        if data.offset != offset or len(data.payload) != fetch.pieces.length_at(offset):
             raise ProtocolError("received a piece other than the one asked for")
         del link.pieces[data.request]
-        fetch.pieces.size_bytes = data.size
         grew = fetch.pieces.landed(offset, len(data.payload))
         return [*([Grown(ask, fetch.pieces.complete_bytes)] if grew else []), *self._end_if_done(ask)]
-
-    def _fits(self, fetch: _Fetch, asked: int, offset: int, length: int, size: int) -> bool:
-        known = fetch.pieces.size_bytes
-        return offset == asked and known in (None, size) and length == fetch.pieces.length_at(offset, size)
 
     def _end_if_done(self, ask: int) -> Sequence[ClientAction]:
         pieces = self._fetches[ask].pieces
@@ -322,7 +260,7 @@ class ClientSession:
         silent = [
             number
             for number, link in self._links.items()
-            if (link.state is not _State.READY and now - link.since_s >= self._limits.greet_s)
+            if (link.state is not LinkState.READY and now - link.since_s >= self._limits.greet_s)
             or (link.open and now - link.heard_s >= self._limits.stall_s)
         ]
         return [action for number in silent for action in self._drop(number, "silence")]
@@ -341,19 +279,19 @@ class ClientSession:
             actions.append(request)
         return actions
 
-    def _is_free(self, slot: _Slot) -> bool:
+    def _is_free(self, slot: SlotState) -> bool:
         return slot.link is None and not slot.waiting
 
     def _connect(self, slot: int, now: float) -> Connect:
         self._links_made += 1
         number = self._links_made
         nonce = auth.derived_nonce(self._nonce_seed, number)
-        self._links[number] = _Link(slot, now, now, nonce)
+        self._links[number] = LinkBook(slot, now, now, nonce)
         self._slots[slot].link = number
         return Connect(number)
 
     def _next_request(self, now: float) -> Send | None:
-        ready = [number for number, link in self._links.items() if link.state is _State.READY]
+        ready = [number for number, link in self._links.items() if link.state is LinkState.READY]
         if not ready:
             return None
         number = min(ready, key=lambda each: (self._links[each].open, each))
@@ -368,7 +306,7 @@ class ClientSession:
         number = min(roomy, key=lambda each: (len(self._links[each].pieces), each))
         return Send(number, self._piece_message(self._links[number], ask_next, now))
 
-    def _call_message(self, link: _Link, ask: int, now: float) -> Watch | Locate:
+    def _call_message(self, link: LinkBook, ask: int, now: float) -> Watch | Locate:
         self._open_request(link, now)
         link.calls[link.requests] = ask
         call = self._calls[ask]
@@ -379,14 +317,14 @@ class ClientSession:
             case LocateAsked(_, key):
                 return Locate(link.requests, key)
 
-    def _piece_message(self, link: _Link, ask: int, now: float) -> Get:
+    def _piece_message(self, link: LinkBook, ask: int, now: float) -> Get:
         self._open_request(link, now)
         fetch = self._fetches[ask]
         offset, length = fetch.pieces.take()
         link.pieces[link.requests] = (ask, offset)
         return Get(link.requests, fetch.key, offset, length)
 
-    def _open_request(self, link: _Link, now: float) -> None:
+    def _open_request(self, link: LinkBook, now: float) -> None:
         # Silence is counted from the first open request on; before it there was nothing to hear.
         if not link.open:
             link.heard_s = now

@@ -1,7 +1,8 @@
 """The client behind every transport that runs over streams: connects, steps the session, puts bytes in place.
 
 Invariants
-- A `ClientSession` decides; what it asks for is performed here, and what came of it told.
+- A `ClientSession` decides; what it asks for is performed here, and what came of it told. It is stepped in the loop
+  of whoever uses the client; bytes are received and checked in lanes.
 - Once a fetch has returned or raised, nothing is written to its landing any more: a link in the middle of such a
   write is cut.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -40,28 +42,24 @@ from rose_transfer.transport.client_events import (
     Told,
     WatchAsked,
 )
-from rose_transfer.transport.client_session import ClientLimits, ClientSession
-from rose_transfer.transport.frames import FROM_SERVER, Frame, Header
+from rose_transfer.transport.client_session import ClientSession
+from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.dialed import Dialed, Spot
+from rose_transfer.transport.frames import Frame, Kind
 from rose_transfer.transport.interface import Announcement, Landing, is_key
+from rose_transfer.transport.lanes import Lane
 from rose_transfer.transport.link import Link
-from rose_transfer.transport.messages import to_frame
+from rose_transfer.transport.messages import Get, Message, to_frame
 
 # A server is to answer a watch a little before the asker gives up, or no news could not be told from no server.
 _WATCH_SHARE = 0.9
+_CLOSE_S = 1.0
 
 
 @dataclass(slots=True)
 class _Ask:
     answer: asyncio.Future[Any]
     landing: Landing | None = None
-
-
-@dataclass(slots=True)
-class _Dialed:
-    number: int
-    link: Link
-    dialing: asyncio.Task[None] | None = None
-    landing_for: int | None = None
 
 
 class StreamClient(ABC):
@@ -74,13 +72,14 @@ class StreamClient(ABC):
         self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits)
         self._asks: dict[int, _Ask] = {}
         self._ask_numbers = itertools.count(1)
-        self._by_number: dict[int, _Dialed] = {}
-        self._by_link: dict[Link, _Dialed] = {}
+        self._dialed: dict[int, Dialed] = {}
+        self._lanes: list[Lane] = []
+        self._dialing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @abstractmethod
     async def _dial(self, make_link: Callable[[], Link]) -> None:
-        """Connect. Raises OSError."""
+        """Connect, in a lane. Raises OSError."""
 
     async def fetch(
         self, key: str, into: Landing, *, size_bytes: int | None = None, resume_from: int = 0, deadline_s: float
@@ -109,8 +108,13 @@ class StreamClient(ABC):
         for ask in self._asks.values():
             if not ask.answer.done():
                 ask.answer.set_exception(TransferError(f"the client of {self._server} was closed"))
-        for number in tuple(self._by_number):
+        for number in tuple(self._dialed):
             self._cut(number)
+        if self._dialing:
+            with self._waits.waiting("end of dialing", self._server, _CLOSE_S):
+                await asyncio.wait(self._dialing, timeout=_CLOSE_S)
+        for lane in self._lanes:
+            lane.close()
 
     async def _ask(
         self,
@@ -136,9 +140,9 @@ class StreamClient(ABC):
         finally:
             del self._asks[asked.ask]
             self._step(Cancelled(asked.ask))
-            for dialed in tuple(self._by_number.values()):
-                if dialed.landing_for == asked.ask:
-                    self._lose(dialed, "its fetch was given up")
+            for dialed in tuple(self._dialed.values()):
+                if dialed.revoke(asked.ask):
+                    self.ended(dialed, "its fetch was given up")
 
     # Stepping the session
 
@@ -157,8 +161,8 @@ class StreamClient(ABC):
             case Connect(number):
                 self._connect(number)
             case Send(number, message):
-                if number in self._by_number:
-                    self._by_number[number].link.send(to_frame(message))
+                if number in self._dialed:
+                    self._dialed[number].send(to_frame(message), self._spot(number, message))
             case Drop(number):
                 self._cut(number)
             case Grown(ask, complete_bytes):
@@ -198,55 +202,63 @@ class StreamClient(ABC):
     # Links
 
     def _connect(self, number: int) -> None:
-        dialed = _Dialed(number, Link(self, FROM_SERVER))
-        self._by_number[number] = dialed
-        self._by_link[dialed.link] = dialed
-        dialed.dialing = asyncio.get_running_loop().create_task(self._dial_in_time(dialed))
+        if len(self._lanes) < min(self._limits.streams, os.cpu_count() or 1):
+            self._lanes.append(Lane(f"rose-receive-{len(self._lanes)}"))
+        dialed = self._dialed[number] = Dialed(number, self._lanes[number % len(self._lanes)], self)
+        task = asyncio.get_running_loop().create_task(self._dial_in_time(dialed))
+        self._dialing.add(task)
+        task.add_done_callback(self._dialing.discard)
 
-    async def _dial_in_time(self, dialed: _Dialed) -> None:
-        dial = self._dial(lambda: dialed.link)
+    async def _dial_in_time(self, dialed: Dialed) -> None:
+        if dialed.given_up:
+            return
+        dialed.dialing = asyncio.run_coroutine_threadsafe(self._dial(dialed.make_link), dialed.lane.loop)
+        dial = asyncio.wrap_future(dialed.dialing)
         try:
             await self._waits.within(dial, "connection", self._server, self._limits.greet_s, boundary="transfer")
         except (OSError, DeadlineExceeded) as error:
-            self._lose(dialed, str(error))
+            self.ended(dialed, str(error))
+        except asyncio.CancelledError:
+            # Cut while dialing: the session knows.
+            if not dialed.dialing.cancelled():
+                raise
 
-    def _lose(self, dialed: _Dialed, why: str) -> None:
-        if dialed.number in self._by_number:
+    def _cut(self, number: int) -> None:
+        dialed = self._dialed.pop(number, None)
+        if dialed is not None:
+            dialed.cut()
+
+    def _spot(self, number: int, message: Message) -> Spot | None:
+        """Where the answer lands; None if that is to be seen when it has come."""
+        asked = self._session.asked(number, message.request) if isinstance(message, Get) else None
+        if asked is None or asked.size_bytes is None:
+            return None
+        room = self._room(asked.ask, asked.size_bytes)
+        if room is None:
+            return None
+        return Spot(asked.ask, asked.offset, asked.size_bytes, room[asked.offset : asked.offset + asked.length])
+
+    def opened(self, dialed: Dialed) -> None:
+        self._step(Connected(dialed.number))
+
+    def arrived(self, dialed: Dialed, frame: Frame, placed: bool) -> None:
+        if frame.kind is Kind.DATA and not placed and not self._closed:
+            self._put(dialed.number, frame)
+        self._step(Arrived(dialed.number, frame))
+
+    def heard(self, dialed: Dialed) -> None:
+        self._step(Heard(dialed.number))
+
+    def ended(self, dialed: Dialed, why: str) -> None:
+        if dialed.number in self._dialed:
             self._cut(dialed.number)
             self._step(Lost(dialed.number, why))
 
-    def _cut(self, number: int) -> None:
-        dialed = self._by_number.pop(number, None)
-        if dialed is None:
+    def _put(self, number: int, frame: Frame) -> None:
+        """A piece of an object whose size was not known; if it is no answer to a request, the session sees to it."""
+        asked = self._session.asked(number, frame.request)
+        if asked is None or frame.offset != asked.offset or asked.size_bytes not in (None, frame.size):
             return
-        del self._by_link[dialed.link]
-        dialed.link.abort()
-        if dialed.dialing is not None and dialed.dialing is not asyncio.current_task():
-            dialed.dialing.cancel()
-
-    def opened(self, link: Link) -> None:
-        if link in self._by_link:
-            self._step(Connected(self._by_link[link].number))
-
-    def arrived(self, link: Link, frame: Frame) -> None:
-        dialed = self._by_link.get(link)
-        if dialed is not None:
-            dialed.landing_for = None
-            self._step(Arrived(dialed.number, frame))
-
-    def heard(self, link: Link) -> None:
-        if link in self._by_link:
-            self._step(Heard(self._by_link[link].number))
-
-    def ended(self, link: Link, why: str) -> None:
-        if link in self._by_link:
-            self._lose(self._by_link[link], why)
-
-    def place(self, link: Link, header: Header) -> memoryview | None:
-        dialed = self._by_link.get(link)
-        spot = None if dialed is None else self._session.expects(dialed.number, header)
-        room = None if spot is None else self._room(spot.ask, spot.size_bytes)
-        if dialed is None or spot is None or room is None:
-            return None
-        dialed.landing_for = spot.ask
-        return room[spot.offset : spot.offset + header.length]
+        room = self._room(asked.ask, frame.size)
+        if room is not None and frame.offset + len(frame.payload) <= len(room):
+            room[frame.offset : frame.offset + len(frame.payload)] = frame.payload

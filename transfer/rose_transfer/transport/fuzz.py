@@ -20,7 +20,8 @@ import xxhash
 
 from rose.errors import ContractError
 from rose_transfer.transport import auth, client_events, server_session
-from rose_transfer.transport.client_session import ClientLimits, ClientSession
+from rose_transfer.transport.client_session import ClientSession
+from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.frames import (
     FROM_CLIENT,
     FROM_SERVER,

@@ -59,7 +59,7 @@ class FileLanding:
             try:
                 os.ftruncate(descriptor, size_bytes)
                 if not size_bytes:
-                    return memoryview(b"")
+                    return memoryview(bytearray())
                 os.posix_fallocate(descriptor, 0, size_bytes)
                 return memoryview(mmap.mmap(descriptor, size_bytes))
             finally:

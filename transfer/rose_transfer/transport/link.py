@@ -17,7 +17,6 @@ from rose.waits import WaitBoard
 from rose_transfer.transport.frames import Decoder, Encoder, Frame, FrameError, Header, Kind
 
 SLICE_BYTES = 2**18
-_BUFFERED_BYTES = 2**20
 _HEARD_EVERY_S = 0.5
 _FLUSH_S = 1.0
 
@@ -65,7 +64,8 @@ class Link(asyncio.BufferedProtocol):
         if self._over:
             self._transport.abort()
             return
-        self._transport.set_write_buffer_limits(high=_BUFFERED_BYTES, low=_BUFFERED_BYTES // 4)
+        # What the network does not take at once, asyncio copies: with no room for it, never more than one slice.
+        self._transport.set_write_buffer_limits(high=0)
         self._owner.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -45,9 +45,11 @@ class PieceList:
         self._under_way.add(offset)
         return offset, self._piece_bytes
 
-    def length_at(self, offset: int, size_bytes: int) -> int:
-        """How long the piece at `offset` of an object of that size must be."""
-        return max(0, min(self._piece_bytes, size_bytes - offset))
+    def length_at(self, offset: int) -> int:
+        """How long the piece at `offset` is, as far as the size is known."""
+        if self.size_bytes is None:
+            return self._piece_bytes
+        return max(0, min(self._piece_bytes, self.size_bytes - offset))
 
     def lost(self, offset: int) -> None:
         """A piece under way will not come."""

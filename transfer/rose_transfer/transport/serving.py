@@ -48,6 +48,7 @@ from rose_transfer.transport.token_bucket import TokenBucket
 _READ_S = 30.0
 _READERS = 4
 _OPEN_OBJECTS = 4
+_CLOSE_S = 1.0
 
 
 class StreamServer(ABC):
@@ -114,8 +115,10 @@ class StreamServer(ABC):
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
-        for peer in tuple(self._peers):
-            peer.end()
+        ending = [task for peer in tuple(self._peers) for task in peer.end()]
+        if ending:
+            with self.waits.waiting("end of its peers", self.name, _CLOSE_S):
+                await asyncio.wait(ending, timeout=_CLOSE_S)
         # Not cancelled: the objects that the peers had open are closed there.
         self.readers.shutdown(wait=False)
 
@@ -185,9 +188,12 @@ class Peer:
     def place(self, link: Link, header: Header) -> memoryview | None:
         return None
 
-    def end(self) -> None:
+    def end(self) -> tuple[asyncio.Task[None], ...]:
+        """Cut the connection. Returns the tasks that were cancelled with it."""
+        tasks = tuple(self._tasks)
         self._leave()
         self.link.abort()
+        return tasks
 
     def _leave(self) -> None:
         if self._over:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rose.errors import ConfigError, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.transport.client_session import ClientLimits
+from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.frames import PIECE_BYTES_MAX
 from rose_transfer.transport.interface import FileObject, Landing, ObjectMissing, ObjectSource

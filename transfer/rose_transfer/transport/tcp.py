@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable
 
 from rose.waits import WaitBoard
-from rose_transfer.transport.client_session import ClientLimits
+from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.interface import ObjectSource
 from rose_transfer.transport.link import Link

@@ -1,0 +1,77 @@
+"""What a client session keeps about its slots, links and asks. See `client_session`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rose_transfer.transport.client_events import LocateAsked, WatchAsked
+from rose_transfer.transport.piece_list import PieceList
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """`streams` links carry up to `window` pieces each; their product bounds what a long fat link can hold."""
+
+    streams: int = 4
+    window: int = 4
+    piece_bytes: int = 2**21
+    greet_s: float = 5.0
+    stall_s: float = 20.0
+    retry_s: float = 0.1
+    retry_s_max: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A piece under way: `length` bytes from `offset` of `ask`'s object; shorter at an end that is not known yet."""
+
+    ask: int
+    offset: int
+    length: int
+    size_bytes: int | None
+
+
+class LinkState(StrEnum):
+    CONNECTING = "connecting"
+    GREETING = "greeting"
+    PROVING = "proving"
+    READY = "ready"
+
+
+@dataclass(slots=True)
+class FetchState:
+    key: str
+    pieces: PieceList
+
+
+@dataclass(slots=True)
+class CallState:
+    """A watch or a search: one request, one answer."""
+
+    asked: WatchAsked | LocateAsked
+    until_s: float
+
+
+@dataclass(slots=True)
+class LinkBook:
+    slot: int
+    since_s: float
+    heard_s: float
+    nonce: bytes
+    state: LinkState = LinkState.CONNECTING
+    expected_proof: bytes = b""
+    requests: int = 0
+    pieces: dict[int, tuple[int, int]] = field(default_factory=dict)
+    calls: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def open(self) -> int:
+        return len(self.pieces) + len(self.calls)
+
+
+@dataclass(slots=True)
+class SlotState:
+    link: int | None = None
+    failures: int = 0
+    waiting: bool = False
