@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Real
 from typing import Any
 
@@ -11,6 +10,9 @@ from rose.errors import EnvironmentFailed
 
 MAX_TEXT_CHARS = 1_000_000
 """Far beyond any context; rendering more would stop the event loop for seconds."""
+
+MAX_REWARD = 1e6
+"""Either way. A reward far beyond any task's scale is a slip, and would drown every other in a mean, or overflow it."""
 
 _FLAGS = ("terminated", "truncated", "malformed", "success")
 
@@ -34,12 +36,20 @@ def checked_step(value: Any, of: str) -> StepResult:
         raise EnvironmentFailed(f"{of} returned {_kind(value)}", expected="a StepResult")
     checked_text(value.observation, f"{of}, observation,")
     reward: Any = value.reward  # Foreign: its annotation is a hope.
-    if isinstance(reward, bool) or not isinstance(reward, Real) or not math.isfinite(reward):
-        raise EnvironmentFailed(f"{of} gave the reward {reward!r}", expected="a finite number")
+    if not _is_reward(reward):
+        raise EnvironmentFailed(
+            f"{of} gave the reward {reward!r}", expected=f"a number from {-MAX_REWARD:g} to {MAX_REWARD:g}"
+        )
     for name in _FLAGS:
         if not isinstance(getattr(value, name), bool):
             raise EnvironmentFailed(f"{of} returned {_kind(getattr(value, name))} as {name}", expected="bool")
     return value
+
+
+def _is_reward(value: Any) -> bool:
+    # Compared, not converted: false of NaN, and of an int too large for a float.
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    return number and bool(-MAX_REWARD <= value <= MAX_REWARD)
 
 
 def _kind(value: Any) -> str:

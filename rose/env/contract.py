@@ -24,9 +24,10 @@ from rose.errors import ConfigError
 class StepResult:
     """What one action led to.
 
-    `reward` is of this step alone and includes whatever the environment charges for a `malformed` action
-    (one that it could not read). `terminated`: the task ended by itself; `truncated`: it was cut short, for
-    instance by a limit of turns. `success` is the task's own verdict, false until reached. `info` is for logs.
+    `reward` is of this step alone, from -1e6 to 1e6, and includes whatever the environment charges for a
+    `malformed` action (one that it could not read). `terminated`: the task ended by itself; `truncated`: it was
+    cut short, for instance by a limit of turns. `success` is the task's own verdict, false until reached. `info`
+    is for logs.
     """
 
     observation: str
@@ -108,7 +109,8 @@ def _find_class(kind: str) -> Callable[..., Environment]:
     except ImportError as error:
         raise ConfigError(
             f"environment {kind}: cannot import {module_name}: {error}",
-            to_do="install its package, or correct the name",
+            to_do="install its package or put its folder on PYTHONPATH (the job file's own folder is not searched), "
+            "or correct the name",
         ) from error
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):

@@ -24,6 +24,7 @@ def test_every_episode_gets_an_environment_of_its_own() -> None:
     [
         ("frozen_lak", {}, "one of frozen_lake"),
         ("no.such.module:Class", {}, "cannot import no.such.module"),
+        ("no_such_module:Class", {}, "put its folder on PYTHONPATH"),
         ("rose.env.frozen_lake:Frozen", {}, "one of FrozenLake"),
         ("rose.env.frozen_lake:MOVES", {}, "has no class 'MOVES'"),
         ("collections:OrderedDict", {}, "lacks system_prompt, reset, step, close"),

@@ -65,6 +65,8 @@ def test_an_episode_runs_on_one_thread_of_its_own(board: WaitBoard) -> None:
         (lambda: StepResult("x" * 1_000_001, 0.0, False, False), "1000001 characters"),
         (lambda: StepResult("seen", float("nan"), False, False), "nan"),
         (lambda: StepResult("seen", float("inf"), False, False), "inf"),
+        (lambda: StepResult("seen", 1e308, False, False), "the reward 1e+308; expected a number from -1e+06 to 1e+06"),
+        (lambda: StepResult("seen", -(10**400), False, False), "the reward -1000"),
         (lambda: StepResult("seen", "1", False, False), "'1'"),  # type: ignore[arg-type]
         (lambda: StepResult("seen", True, False, False), "True"),
         (lambda: StepResult("seen", 0.0, 1, False), "terminated"),  # type: ignore[arg-type]
@@ -88,6 +90,17 @@ def test_raising_and_nonsense_are_the_environments_failure(
         await episode.close()
         assert made.closed == 1
         assert host.counts.failed == 1
+
+    asyncio.run(run())
+
+
+def test_the_largest_reward_is_one(board: WaitBoard) -> None:
+    async def run() -> None:
+        rewards = iter((1e6, -1e6, 0))
+        host = EnvironmentHost(lambda: Answering(lambda: StepResult("seen", next(rewards), False, False)), board)
+        episode = await host.open(1, "ep-1")
+        assert [(await episode.step("x")).reward for _ in range(3)] == [1e6, -1e6, 0]
+        await episode.close()
 
     asyncio.run(run())
 
