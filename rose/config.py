@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,12 +20,22 @@ from rose import keys, toml
 from rose.errors import ConfigError
 
 JOB_FILE_BYTES_MAX = 1 << 20
+PROBLEMS_SHOWN = 20
 _INT_MAX = 2**31 - 1
+_EXPECTED = "a job file in TOML"
+
+
+_NAME_BYTES_MAX = 255
+_PATH_BYTES_MAX = 4095
 
 
 def _openable(path: Path) -> Path:
     if "\0" in str(path):
         raise ValueError("no path holds a NUL")
+    if any(len(os.fsencode(part)) > _NAME_BYTES_MAX for part in path.parts):
+        raise ValueError(f"no part of a path is longer than {_NAME_BYTES_MAX} bytes")
+    if len(os.fsencode(path)) > _PATH_BYTES_MAX:
+        raise ValueError(f"no path is longer than {_PATH_BYTES_MAX} bytes")
     return path
 
 
@@ -43,12 +52,7 @@ class RunConfig(_Section):
     """The run itself."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$", description="First part of the run's id.")
-    seed: int = Field(
-        default=0,
-        ge=0,
-        le=_INT_MAX,
-        description="Seed of tasks and updates; what an engine samples also depends on its batching, so runs differ.",
-    )
+    seed: int = Field(default=0, ge=0, le=_INT_MAX, description="Seed of everything random in the run.")
     out: AnyPath = Field(default=Path("runs"), description="Folder that gets one output folder per run.")
     metrics_port: int = Field(
         default=0, ge=0, le=65_535, description="Loopback port of the run's own metrics; 0 takes any free one."
@@ -151,9 +155,9 @@ class EvaluationConfig(_Section):
     episodes: int = Field(default=512, ge=1, le=1_000_000, description="Episodes of one evaluation.")
     first_seed: int = Field(
         default=1_000_000_000,
-        ge=0,
+        ge=1,
         le=_INT_MAX,
-        description="Seed of the first held-out task; training stays below it.",
+        description="Seed of the first held-out task; training stays below it, with a task of its own for every group.",
     )
     every_steps: int = Field(
         default=0, ge=0, le=10_000_000, description="Steps between evaluations; 0: before and after only."
@@ -176,7 +180,11 @@ class AlarmConfig(_Section):
     """What stops a run that has gone wrong."""
 
     malformed_max: float = Field(
-        default=0.5, gt=0, le=1, description="Share of malformed actions that raises the alarm."
+        default=0.5,
+        gt=0,
+        le=1,
+        description="Share of malformed actions that raises the alarm, once a version has been below it: "
+        "a policy that never had the format raises none.",
     )
 
 
@@ -202,6 +210,14 @@ class Job(_Section):
             "evaluation.first_seed": (self.evaluation.first_seed, _INT_MAX + 1 - self.evaluation.episodes),
         }
         lines = [f"{key} = {value}: allowed is at most {most}" for key, (value, most) in rules.items() if value > most]
+        tasks, first_seed = self.train.steps * self.rollout.groups, self.evaluation.first_seed
+        if first_seed < tasks:
+            lines.append(
+                f"evaluation.first_seed = {first_seed}: allowed is at least {tasks}, which is train.steps x"
+                " rollout.groups: training takes its seeds modulo first_seed, and would see tasks again"
+            )
+        if self.engine.port == self.run.metrics_port != 0:
+            lines.append(f"run.metrics_port = {self.run.metrics_port}: allowed is any port but engine.port, or 0")
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self
@@ -214,7 +230,8 @@ class Job(_Section):
 def load_job(path: Path, *, out: Path | None = None) -> Job:
     """Read, check and resolve a job file; `out` replaces `run.out` and is relative to the working directory.
 
-    Raises ConfigError that names the file and, for every wrong key at once, its value and what is allowed.
+    Raises ConfigError that names the file and, for every wrong key at once, its value and what is allowed; of very
+    many the first `PROBLEMS_SHOWN`.
     """
     table = _parse(path, _read(path))
     try:
@@ -223,45 +240,49 @@ def load_job(path: Path, *, out: Path | None = None) -> Job:
         problems = keys.problems(Job, error)
         what = f"{path}: " + (problems[0] if len(problems) == 1 else f"{len(problems)} problems")
         if len(problems) > 1:
-            what += "".join(f"\n  {problem}" for problem in problems)
+            what += "".join(f"\n  {problem}" for problem in problems[:PROBLEMS_SHOWN])
+        if len(problems) > PROBLEMS_SHOWN:
+            what += f"\n  and {len(problems) - PROBLEMS_SHOWN} more"
         raise ConfigError(what, to_do="mend the file; `rose job-file` lists every key") from None
     base = path.absolute().parent
-    run = job.run.model_copy(update={"out": _absolute(Path.cwd(), out) if out else _absolute(base, job.run.out)})
-    model = job.model.model_copy(update={"path": _absolute(base, job.model.path)})
+    chosen = _absolute("--out", Path.cwd(), out) if out else _absolute("run.out", base, job.run.out)
+    run = job.run.model_copy(update={"out": chosen})
+    model = job.model.model_copy(update={"path": _absolute("model.path", base, job.model.path)})
     return job.model_copy(update={"run": run, "model": model})
 
 
-def _absolute(base: Path, path: Path) -> Path:
-    return Path(os.path.abspath(base / os.path.expanduser(path)))
+def _absolute(key: str, base: Path, path: Path) -> Path:
+    try:
+        return _openable(Path(os.path.abspath(base / os.path.expanduser(path))))
+    except ValueError as error:
+        raise ConfigError(f"{key} = {str(path)[:80]!r}...: {error}", to_do="choose a shorter path") from None
 
 
 def _read(path: Path) -> str:
-    if not path.exists():
-        raise ConfigError(f"{path}: no such file", expected="a job file in TOML", to_do="check the path")
-    if not path.is_file():  # opening a pipe could wait for ever
-        raise ConfigError(f"{path}: not a regular file", expected="a job file in TOML", to_do="name the file itself")
     try:
+        if not path.exists():
+            raise ConfigError(f"{path}: no such file", expected=_EXPECTED, to_do="check the path")
+        if not path.is_file():  # opening a pipe could wait for ever
+            raise ConfigError(f"{path}: not a regular file", expected=_EXPECTED, to_do="name the file itself")
         with path.open("rb") as file:
             raw = file.read(JOB_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", expected="a readable job file in TOML"
+            f"{path}: cannot be read: {error.strerror}", expected=_EXPECTED, to_do="check the path"
         ) from error
     if len(raw) > JOB_FILE_BYTES_MAX:
-        raise ConfigError(
-            f"{path}: larger than {JOB_FILE_BYTES_MAX} bytes", expected="a job file in TOML", to_do="check the path"
-        )
+        raise ConfigError(f"{path}: larger than {JOB_FILE_BYTES_MAX} bytes", expected=_EXPECTED, to_do="check the path")
     try:
-        return raw.decode("utf-8")
+        return raw.decode("utf-8-sig")  # some editors begin every file with a byte order mark
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         raise ConfigError(
-            f"{path}: line {line} is not UTF-8 text", expected="a job file in TOML", to_do="save it as UTF-8"
+            f"{path}: line {line} is not UTF-8 text", expected=_EXPECTED, to_do="save it as UTF-8"
         ) from None
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        return toml.loads(text)
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}", expected="TOML", to_do="mend that line") from None

@@ -46,6 +46,8 @@ def _problem(root: type[BaseModel], detail: ErrorDetails) -> str:
     key = ".".join(place)
     if detail["type"] == "missing":
         return f"{key}: missing: needs {_allowed(root, place)}"
+    if detail["type"] == "value_error":  # a rule of the model's own, which says more than the kind
+        return f"{key} = {_shown(detail['input'])}: {detail['ctx']['error']}"
     return f"{key} = {_shown(detail['input'])}: allowed is {_allowed(root, place)}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ class Check:
 
 def preflight(job: Job, machine: Machine, runtime_root: Path) -> list[Check]:
     """Every check of a job on this machine. `job` has absolute paths, as `load_job` gives them."""
-    checks = [_packages(), _port(job.engine.port), _cores(job, machine)]
+    ports = [_port("engine port", "engine.port", job.engine.port)]
+    ports.append(_port("metrics port", "run.metrics_port", job.run.metrics_port))
+    checks = [_packages(), *ports, _cores(job, machine)]
     try:
         model = read_model_folder(job.model.path)
     except ConfigError as error:
@@ -78,20 +81,20 @@ def _packages() -> Check:
     )
 
 
-def _port(port: int) -> Check:
-    to_do = "set engine.port to a free port, or to 0 for any"
+def _port(name: str, key: str, port: int) -> Check:
+    needed, to_do = "a free loopback port", f"set {key} to a free port, or to 0 for any"
     if port == 0:
-        return Check("engine port", True, "any free one", "a free loopback port")
+        return Check(name, True, "any free one", needed)
     with socket.socket() as probe:
-        # As the engine will: a port whose last connections are still closing is free.
+        # As the server will: a port whose last connections are still closing is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
             probe.listen(1)
         except OSError as error:
             found = f"{port} is taken" if error.errno == errno.EADDRINUSE else f"{port}: {error.strerror}"
-            return Check("engine port", False, found, "a free loopback port", to_do)
-    return Check("engine port", True, f"{port} is free", "a free loopback port")
+            return Check(name, False, found, needed, to_do)
+    return Check(name, True, f"{port} is free", needed)
 
 
 def _cores(job: Job, machine: Machine) -> Check:
@@ -153,6 +156,10 @@ def memory_needed_bytes(job: Job, model: ModelFolder) -> int:
 
 
 def _disk(name: str, path: Path, needed_bytes: int) -> Check:
+    obstacle = _obstacle(path)
+    if obstacle:
+        to_do = "choose another folder (run.out, --out, ROSE_RUNTIME_DIR), or let this user write there"
+        return Check(name, False, obstacle, "a folder that can be written", to_do)
     space = disk(path)
     free = space.free_bytes if space else 0
     return _check(
@@ -162,6 +169,15 @@ def _disk(name: str, path: Path, needed_bytes: int) -> Check:
         _mib(needed_bytes),
         "free some space, or choose another folder (run.out, --out, ROSE_RUNTIME_DIR)",
     )
+
+
+def _obstacle(path: Path) -> str:
+    """Why no folder can be made at `path`, or written to if it is there; empty if it can."""
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    if not os.path.isdir(path):
+        return f"{path} is no folder"
+    return "" if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to by this user"
 
 
 def _check(name: str, ok: bool, found: str, needed: str, to_do: str, *, of_job: bool = False) -> Check:

@@ -108,7 +108,7 @@ def runtime_root() -> Path:
 def _root_path() -> Path:
     own = os.environ.get("ROSE_RUNTIME_DIR")
     if own:
-        return Path(own).expanduser().resolve()
+        return Path(os.path.expanduser(own)).resolve()  # Path's own raises where there is no such home
     session = os.environ.get("XDG_RUNTIME_DIR")
     if session and os.access(session, os.W_OK | os.X_OK):  # left over from another user's login after `su`
         return Path(session) / "rose"

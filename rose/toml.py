@@ -1,13 +1,52 @@
-"""TOML writing, the half that the standard library leaves out: tables of scalars and of tables."""
+"""TOML: reading with errors in plain words, and the writing that the standard library leaves out."""
 
 from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+NESTING_MAX = 32
+_INT_BITS = 64
+_DIGITS_MAX = 4300
+"""More than Python turns into a number: it would say so without a line."""
+_LONG_NUMBER = re.compile(rf"[0-9](?:_?[0-9]){{{_DIGITS_MAX},}}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def loads(text: str) -> dict[str, Any]:
+    """The tables of a TOML text. Raises ValueError in words for whoever wrote it, with the line where it is known."""
+    try:
+        found = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError(f"tables or lists are nested more than {NESTING_MAX} deep") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        number = _LONG_NUMBER.search(text)
+        line = f" (at line {text[: number.start()].count(chr(10)) + 1})" if number else ""
+        raise ValueError(f"a number has more than {_DIGITS_MAX} digits{line}") from None
+    _check_bounds(found)
+    return found
+
+
+def _check_bounds(table: dict[str, Any]) -> None:
+    """What readers of the tables may rely on: 64-bit integers, as TOML says, and a depth that recursion survives."""
+    left: list[tuple[str, int, object]] = [("", 0, table)]
+    while left:
+        place, depth, value = left.pop()
+        if depth > NESTING_MAX:
+            raise ValueError(f"tables or lists are nested more than {NESTING_MAX} deep, in {place.split('.')[0]}")
+        match value:
+            case dict():
+                left += [(f"{place}.{key}" if place else str(key), depth + 1, inner) for key, inner in value.items()]
+            case list():
+                left += [(place, depth + 1, inner) for inner in value]
+            case int() if not -(1 << _INT_BITS - 1) <= value < 1 << _INT_BITS - 1:
+                raise ValueError(f"the integer of {place[:80]} does not fit {_INT_BITS} bits")
 
 
 def dumps(tables: Mapping[str, Mapping[str, object]]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +39,14 @@ class ModelFolder:
 
 def read_model_folder(path: Path) -> ModelFolder:
     """Raises ConfigError that names what is missing or wrong in the folder."""
-    if not path.is_dir():
-        raise ConfigError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}", to_do=_TO_DO)
+    # os.path takes a path that cannot even be looked at for one that is not there, where Path raises.
+    if not os.path.isdir(path):
+        raise ConfigError(f"{path}: {'not a folder' if os.path.exists(path) else 'no such folder'}", to_do=_TO_DO)
     config = _config(path / "config.json")
-    files = [file for file in path.glob("*.safetensors") if file.is_file()]
+    files = [file for file in path.glob("*.safetensors") if os.path.isfile(file)]
     if not files:
         raise ConfigError(f"{path}: no *.safetensors in it", to_do=_TO_DO)
-    if not (path / "tokenizer.json").is_file():
+    if not os.path.isfile(path / "tokenizer.json"):
         raise ConfigError(f"{path}: no tokenizer.json in it", to_do=_TO_DO)
     heads = _size(path, config, "num_attention_heads")
     _size(path, config, "hidden_size", least=heads)
@@ -102,7 +104,7 @@ def _is_known(family: str) -> bool | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():  # opening a pipe could wait for ever
+    if os.path.exists(path) and not os.path.isfile(path):  # opening a pipe could wait for ever
         raise ConfigError(f"{path}: not a regular file", to_do=_TO_DO)
     try:
         with path.open("rb") as file:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose import toml
-from rose.config import JOB_FILE_BYTES_MAX, Job, load_job
+from rose.config import JOB_FILE_BYTES_MAX, PROBLEMS_SHOWN, Job, load_job
 from rose.errors import ConfigError
 
 
@@ -75,10 +75,17 @@ def test_home_is_expanded(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
             "[rollout]\ngroups = 1\ngroup_size = 2\n[train]\nminibatches = 3",
             "train.minibatches = 3: allowed is at most",
         ),
+        ("[evaluation]\nfirst_seed = 0", "evaluation.first_seed = 0: allowed is a whole number from 1"),
+        (
+            "[evaluation]\nfirst_seed = 639",
+            "evaluation.first_seed = 639: allowed is at least 640, which is train.steps x rollout.groups: training",
+        ),
+        ("[engine]\nport = 8000", "run.metrics_port = 8000: allowed is any port but engine.port, or 0"),
         ("[evaluation]\nfirst_seed = 2147483647", "evaluation.first_seed = 2147483647: allowed is at most 2147483136"),
     ],
 )
 def test_a_wrong_key_is_named_with_its_value_and_what_is_allowed(job_file: Path, lines: str, said: str) -> None:
+    job_file.write_text(job_file.read_text().replace('"demo"', '"demo"\nmetrics_port = 8000'))
     assert said in refused(with_lines(job_file, lines)).what
 
 
@@ -115,9 +122,38 @@ def test_a_syntax_error_has_its_line(job_file: Path) -> None:
     assert "line 2" in refused(job_file).what
 
 
-def test_deep_nesting_is_an_error_of_the_file(job_file: Path) -> None:
-    job_file.write_text(f"a = {'[' * 100_000}")
-    assert "not TOML" in refused(job_file).what
+def test_training_may_use_every_seed_below_the_first_held_out_one(job_file: Path) -> None:
+    assert load_job(with_lines(job_file, "[evaluation]\nfirst_seed = 640")).evaluation.first_seed == 640
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"a = {'[' * 100_000}", "nested more than 32 deep"),
+        (f"a = {'[' * 33}{']' * 33}", "nested more than 32 deep, in a"),
+        (f"train.steps{'.a' * 50_000} = 1", "nested more than 32 deep, in train"),
+        (f"x = 1\ny = {'9' * 5000}", "more than 4300 digits (at line 2)"),
+        (f"x = 1\ny = {'9_' * 5000}9", "more than 4300 digits (at line 2)"),
+        ("x.y = 9223372036854775808", "the integer of x.y does not fit 64 bits"),
+        (f"x = [0x{'f' * 9000}]", "the integer of x does not fit 64 bits"),
+    ],
+)
+def test_what_no_reader_takes_is_said_in_plain_words(job_file: Path, text: str, said: str) -> None:
+    job_file.write_text(text)
+    assert said in refused(job_file).what
+
+
+def test_a_byte_order_mark_is_no_part_of_the_text(job_file: Path, job: Job) -> None:
+    job_file.write_text(job_file.read_text(), encoding="utf-8-sig")
+    assert load_job(job_file) == job
+
+
+def test_very_many_problems_are_counted(job_file: Path) -> None:
+    with_lines(job_file, "[train]\n" + "".join(f"k{index} = 1\n" for index in range(1000)))
+    lines = refused(job_file).what.splitlines()
+    assert lines[0].endswith("1000 problems")
+    assert len(lines) == 1 + PROBLEMS_SHOWN + 1
+    assert lines[-1] == "  and 980 more"
 
 
 def test_what_is_no_job_file(tmp_path: Path) -> None:
@@ -139,6 +175,25 @@ def test_a_path_with_nul_is_refused(job_file: Path, key: str) -> None:
         text.replace('name = "demo"', 'name = "demo"\nout = "o\\u0000"' if key == "run.out" else 'name = "demo"')
     )
     assert f"{key} = " in refused(job_file).what
+
+
+@pytest.mark.parametrize("path", ["o" * 256, "\u00e9" * 128, "o/" * 2048 + "o"])
+def test_a_path_that_no_disk_takes_is_refused(job_file: Path, path: str) -> None:
+    job_file.write_text(job_file.read_text().replace('"demo"', f'"demo"\nout = "{path}"'))
+    assert "no p" in (what := refused(job_file).what)
+    assert "longer than" in what
+
+
+def test_a_path_that_is_too_long_only_with_its_folder_is_refused(job_file: Path) -> None:
+    job_file.write_text(job_file.read_text().replace('"model"', f'"{"m/" * 2040}m"'))
+    with pytest.raises(ConfigError, match=r"model\.path = .*longer than 4095"):
+        load_job(job_file)
+    with pytest.raises(ConfigError, match=r"--out = .*longer than 255"):
+        load_job(with_lines(job_file, "").with_name("job.toml"), out=Path("o" * 300))
+
+
+def test_a_job_file_whose_name_is_too_long(tmp_path: Path) -> None:
+    assert "cannot be read: File name too long" in refused(tmp_path / ("j" * 300)).what
 
 
 @pytest.mark.parametrize("name", ["", "Demo", "a/b", "-a", "a" * 25, "a\n"])

@@ -61,17 +61,21 @@ def test_a_good_job_on_a_roomy_machine_passes(job: Job, model_folder: Path, tmp_
     checks = look_at(job, ROOMY, tmp_path)
     assert all(check.ok for check in checks.values())
     assert set(checks) == {
-        "packages", "engine port", "cores", "model folder", "context length", "KV cache", "memory",
+        "packages", "engine port", "metrics port", "cores", "model folder", "context length", "KV cache", "memory",
         "runtime folder", "output folder",
     }  # fmt: skip
 
 
-def test_a_taken_port(job: Job, model_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "section", "key"), [("engine port", "engine", "port"), ("metrics port", "run", "metrics_port")]
+)
+def test_a_taken_port(job: Job, model_folder: Path, tmp_path: Path, name: str, section: str, key: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        check = failed(changed(job, "engine", port=port), tmp_path)
-    assert (check.name, check.found, check.of_job) == ("engine port", f"{port} is taken", False)
-    assert look_at(changed(job, "engine", port=port), ROOMY, tmp_path)["engine port"].ok
+        check = failed(changed(job, section, **{key: port}), tmp_path)
+    assert (check.name, check.found, check.of_job) == (name, f"{port} is taken", False)
+    assert f"{section}.{key}" in check.to_do
+    assert look_at(changed(job, section, **{key: port}), ROOMY, tmp_path)[name].ok
 
 
 def test_a_port_whose_last_connection_is_still_closing_is_free(job: Job, model_folder: Path, tmp_path: Path) -> None:
@@ -129,6 +133,23 @@ def test_a_full_disk(job: Job, model_folder: Path, tmp_path: Path, monkeypatch: 
     check = failed(job, tmp_path)
     assert check.name == name
     assert check.found == f"1 MiB free at {full}"
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_an_output_folder_that_is_a_file(job: Job, model_folder: Path, tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("")
+    check = failed(changed(job, "run", out=tmp_path / "file" / below), tmp_path)
+    assert (check.name, check.found) == ("output folder", f"{tmp_path / 'file'} is no folder")
+
+
+def test_an_output_folder_that_cannot_be_written_to(
+    job: Job, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Asked of the system, since root may write wherever the disk itself allows it.
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path / "shut")
+    (tmp_path / "shut").mkdir()
+    check = failed(changed(job, "run", out=tmp_path / "shut" / "runs"), tmp_path)
+    assert (check.name, check.found) == ("output folder", f"{tmp_path / 'shut'} cannot be written to by this user")
 
 
 def test_a_context_longer_than_the_models(job: Job, model_folder: Path, tmp_path: Path) -> None:
