@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from rose.cli.frame import printable
 from rose.cli.terminal import console
 from rose.errors import ConfigError
 from rose.runs import list_runs, runtime_root
-from rose.status import Liveness, OpenWait, Page, RunStatus, read_status
+from rose.status import Fact, Liveness, OpenWait, Page, RunStatus, read_status
 
 REFRESH_S = 1.0
 _COLOURS = {Liveness.LIVE: "green", Liveness.STALE: "yellow", Liveness.DEAD: "red"}
@@ -72,22 +72,39 @@ def _run(status: RunStatus, now_s: float) -> RenderableType:
         (status.liveness.value, _COLOURS[status.liveness]),
         f"  {_said(status)}",
     )
-    if status.page is None:
+    page = status.page
+    if page is None:
         return Group(head, Text())
-    return Group(head, _facts(status.page), _parts(status.page, now_s), _waits(status.page, now_s), Text())
+    if status.liveness is Liveness.DEAD:
+        return Group(head, _last_words(page), Text())
+    return Group(head, _facts(page), _parts(page, now_s), _waits(page, now_s), Text())
+
+
+def _last_words(page: Page) -> RenderableType:
+    """What a dead run last said, as what was: no address that answers, no state that holds, no deadline to come."""
+    kept = {key: value for key, value in page.facts.items() if not str(value).startswith("http")}
+    said = [f"  when it last spoke:{_pairs(kept)}"] if kept else []
+    said += [f"  {printable(f'{part.name} was {part.state}')}" for part in page.parts]
+    said += [f"  waited for {printable(f'{alike[0].what} from {_whom(alike)}')}" for alike in _alike(page.waits)]
+    return Text("\n".join(said), "dim")
 
 
 def _said(status: RunStatus) -> str:
     if status.page is None or status.age_s is None:
         return printable(status.problem)
-    text = f"pid {status.page.pid}, said {status.age_s:.0f} s ago, output {printable(status.page.output)}"
+    pid = "was pid" if status.liveness is Liveness.DEAD else "pid"
+    text = f"{pid} {status.page.pid}, said {status.age_s:.0f} s ago, output {printable(status.page.output)}"
     if status.page.write_failures:
         text += f", {status.page.write_failures} status writes failed"
     return text
 
 
 def _facts(page: Page) -> RenderableType:
-    return Text("  " + "  ".join(f"{printable(key)}={_value(value)}" for key, value in page.facts.items()), "dim")
+    return Text(_pairs(page.facts), "dim")
+
+
+def _pairs(facts: Mapping[str, Fact]) -> str:
+    return "".join(f"  {printable(key)}={_value(value)}" for key, value in facts.items())
 
 
 def _value(value: object) -> str:
@@ -108,10 +125,9 @@ def _waits(page: Page, now_s: float) -> RenderableType:
     table = _table("waits for", "from", "for", "deadline")
     for alike in _alike(page.waits):
         oldest, first_due = alike[0], min(wait.deadline_s for wait in alike)
-        whom = oldest.whom if len(alike) == 1 else f"{oldest.whom} and {len(alike) - 1} more"
         left_s = first_due - now_s
         deadline = f"in {_seconds(left_s)}" if left_s >= 0 else f"{_seconds(-left_s)} ago"
-        cells = (oldest.what, whom, _seconds(now_s - oldest.since_s))
+        cells = (oldest.what, _whom(alike), _seconds(now_s - oldest.since_s))
         table.add_row("", *(Text(printable(cell)) for cell in cells), Text(deadline, "" if left_s >= 0 else "bold red"))
     return table
 
@@ -122,6 +138,10 @@ def _alike(waits: Sequence[OpenWait]) -> list[list[OpenWait]]:
     for wait in sorted(waits, key=lambda wait: wait.since_s):
         alike.setdefault((wait.what, wait.whom.partition(" ")[0]), []).append(wait)
     return list(alike.values())
+
+
+def _whom(alike: list[OpenWait]) -> str:
+    return alike[0].whom if len(alike) == 1 else f"{alike[0].whom} and {len(alike) - 1} more"
 
 
 def _table(*columns: str) -> Table:

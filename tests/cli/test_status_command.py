@@ -54,9 +54,24 @@ def test_parts_facts_and_waits_with_since_and_deadline() -> None:
     assert "step environment t-1 5 min 10.0 s ago" in lines
 
 
+def test_of_a_dead_run_nothing_is_shown_as_if_it_held() -> None:
+    page = PAGE.model_copy(update={"facts": PAGE.facts | {"metrics": "http://127.0.0.1:9/metrics"}})
+    text = shown(RunStatus("demo-1", Liveness.DEAD, 1.0, page, ""))
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines == [
+        "demo-1 dead was pid 7, said 1 s ago, output /out/demo-1",
+        "when it last spoke: step=3 success=0.1235",
+        "engine-0 was serving",
+        "waited for step from environment t-1",
+        "waited for turn from engine-0",
+        "",
+    ]
+
+
 def test_control_characters_never_reach_the_terminal() -> None:
     page = PAGE.model_copy(update={"output": "\x1b]0;title\x07", "facts": {"\x1b[31m": "\x1b[2J"}})
-    assert "\x1b" not in shown(RunStatus("demo-1", Liveness.LIVE, 1.0, page, ""))
+    for liveness in Liveness:
+        assert "\x1b" not in shown(RunStatus("demo-1", liveness, 1.0, page, ""))
 
 
 @pytest.mark.parametrize("liveness", list(Liveness))
