@@ -8,11 +8,31 @@ import pytest
 from link_world import FAULTS_UNTIL_S, PIECE, QUIET_S, TOKEN, LinkWorld, Trouble
 
 from rose.driver.faults import FaultPlan
+from rose_transfer.transport import auth
 from rose_transfer.transport import client_events as client
+from rose_transfer.transport import server_session as server
+from rose_transfer.transport.client_session import ClientSession
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.interface import Announcement, Refused
+from rose_transfer.transport.messages import (
+    Challenge,
+    Data,
+    Fail,
+    FailCode,
+    Get,
+    Hello,
+    Locate,
+    Message,
+    News,
+    Place,
+    Watch,
+    Welcome,
+    to_frame,
+)
+from rose_transfer.transport.server_session import ServerLimits, ServerSession
 
 SEEDS = 240
+NONCE = bytes(32)
 OBJECTS = {
     "empty": b"",
     "short": b"one piece",
@@ -150,3 +170,104 @@ def test_a_long_wait_for_news_is_no_silence() -> None:
     assert world.ended[1] == client.Told(1, Announcement(0, "manifest-0"))
     assert world.drops == []
     assert len(world.lines) == 1, "a watch needs one connection"
+
+
+def welcomed() -> ClientSession:
+    """A session whose link 1 has asked for the first piece of fetch 1, at time 0."""
+    session = ClientSession(TOKEN, NONCE, ONE_STREAM)
+    session.step(client.FetchAsked(1, "long", 0, None), 0.0)
+    session.step(client.Connected(1), 0.0)
+    hello = session.step(client.Arrived(1, to_frame(Challenge(NONCE))), 0.0)[0]
+    assert isinstance(hello, client.Send)
+    assert isinstance(hello.message, Hello)
+    proof = auth.server_proof(TOKEN, NONCE, hello.message.nonce)
+    actions = session.step(client.Arrived(1, to_frame(Welcome(proof))), 0.0)
+    assert client.Send(1, Get(1, "long", 0, PIECE)) in actions
+    return session
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Data(1, 1, 1000, bytes(PIECE)),
+        Data(1, 0, 1000, bytes(PIECE - 1)),
+        Data(1, 0, 1000, bytes(PIECE + 1)),
+        Data(1, 0, 1000, b""),
+        Data(2, 0, 1000, bytes(PIECE)),
+        News(1, None),
+        Place(1, 1000, "/etc/passwd"),
+        Fail(9, FailCode.MISSING, "what?"),
+        Welcome(NONCE),
+        Challenge(NONCE),
+    ],
+    ids=repr,
+)
+def test_a_server_that_answers_something_else_is_dropped_and_asked_again(lie: Message) -> None:
+    session = welcomed()
+    actions = session.step(client.Arrived(1, to_frame(lie)), 0.1)
+    assert any(isinstance(action, client.Drop) for action in actions)
+    assert not any(isinstance(action, client.Grown | client.Fetched | client.Failed) for action in actions)
+    assert client.Connect(2) in session.step(client.Retry(0), 0.2)
+
+
+def test_what_comes_from_a_dropped_link_changes_nothing() -> None:
+    session = welcomed()
+    session.step(client.Lost(1, "cut"), 0.1)
+    late = [client.Arrived(1, to_frame(Data(1, 0, 1000, bytes(PIECE)))), client.Lost(1, "cut again"), client.Heard(1)]
+    assert [session.step(event, 0.1) for event in late] == [[], [], []]
+    assert session.asked(1, 1) is None
+
+
+def test_silence_counts_from_the_request_not_from_the_quiet_before_it() -> None:
+    session = welcomed()
+    session.step(client.Arrived(1, to_frame(Data(1, 0, 5, b"short"))), 0.1)
+    session.step(client.WatchAsked(2, 0, 60.0), 100.0)
+    assert not any(isinstance(action, client.Drop) for action in session.step(client.Tick(), 100.9))
+    assert client.Drop(1, "silence") in session.step(client.Tick(), 101.0)
+
+
+def test_a_cancelled_fetch_is_read_past_and_the_link_kept() -> None:
+    session = welcomed()
+    session.step(client.Cancelled(1), 0.1)
+    assert session.asked(1, 1) is None
+    assert session.step(client.Arrived(1, to_frame(Data(1, 0, 1000, bytes(PIECE)))), 0.2) == []
+    assert client.Send(1, Get(2, "even", 0, PIECE)) in session.step(client.FetchAsked(2, "even", 0, None), 0.3)
+
+
+def greeted_server(limits: ServerLimits | None = None) -> ServerSession:
+    session = ServerSession(TOKEN, NONCE, limits or ServerLimits(), newest=None, local=False)
+    session.step(server.Began(), 0.0)
+    hello = Hello(NONCE, auth.client_proof(TOKEN, NONCE, NONCE))
+    assert isinstance(session.step(server.Arrived(to_frame(hello)), 0.0)[0], server.Send)
+    return session
+
+
+@pytest.mark.parametrize("message", [Get(1, "k", 0, 1), Watch(1, 0, 0), Locate(1, "k")], ids=repr)
+def test_a_server_does_nothing_before_hello(message: Message) -> None:
+    session = ServerSession(TOKEN, NONCE, ServerLimits(), newest=Announcement(1, "m"), local=True)
+    session.step(server.Began(), 0.0)
+    assert [type(action) for action in session.step(server.Arrived(to_frame(message)), 0.0)] == [server.Close]
+    assert session.step(server.Arrived(to_frame(message)), 0.0) == ()
+
+
+def test_request_numbers_must_rise() -> None:
+    session = greeted_server()
+    assert session.step(server.Arrived(to_frame(Get(2, "k", 0, 1))), 0.0) == [server.Serve(2, "k", 0, 1)]
+    actions = session.step(server.Arrived(to_frame(Get(2, "k", 0, 1))), 0.0)
+    assert [type(action) for action in actions] == [server.Close]
+
+
+def test_files_are_handed_over_on_one_host_only() -> None:
+    actions = greeted_server().step(server.Arrived(to_frame(Locate(1, "k"))), 0.0)
+    assert isinstance(actions[0], server.Send)
+    assert isinstance(actions[0].message, Fail)
+    assert actions[0].message.code is FailCode.NOT_LOCAL
+
+
+def test_an_idle_peer_is_dropped_but_not_one_that_waits_for_news() -> None:
+    limits = ServerLimits(idle_s=10.0, keepalive_s=100.0)
+    idle, waiting = greeted_server(limits), greeted_server(limits)
+    waiting.step(server.Arrived(to_frame(Watch(1, 0, 60_000))), 0.0)
+    assert not any(isinstance(action, server.Close) for action in idle.step(server.Tick(), 9.9))
+    assert any(isinstance(action, server.Close) for action in idle.step(server.Tick(), 10.0))
+    assert not any(isinstance(action, server.Close) for action in waiting.step(server.Tick(), 10.0))
