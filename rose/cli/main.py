@@ -1,21 +1,49 @@
-"""The `rose` command: what each subcommand takes, and how its errors end the process.
+"""The `rose` command: how it begins and how its errors end the process.
 
-Only typer is imported before a command is known, so that help answers at once.
 Exit status: 0 done; 1 something failed; 2 the job file or a flag is wrong; 3 the machine lacks something;
-130 interrupted. A traceback is shown only with --debug.
+130 interrupted. A traceback is shown only with --debug. Nothing heavy is imported here, so that from the first moment
+Ctrl-C finds somebody who knows what it means.
 """
 
 from __future__ import annotations
 
+import errno
 import sys
-from pathlib import Path
-from typing import Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
-import typer
+if TYPE_CHECKING:
+    from rose.errors import RoseError
 
-from rose.errors import ClusterError, ConfigError, RoseError
+INTERRUPTED_STATUS = 130
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
-_EXIT_STATUS: dict[type[RoseError], int] = {ConfigError: 2, ClusterError: 3}
+
+def main() -> None:
+    """Entry point of the `rose` command."""
+    try:
+        _call()
+    except KeyboardInterrupt:  # while it still imports; later on, commands see to it themselves
+        sys.exit(INTERRUPTED_STATUS)
+
+
+def _call() -> None:
+    from rose.cli.app import Shown, app
+    from rose.errors import ClusterError, RoseError
+
+    try:
+        app(prog_name="rose")
+    except Exception as error:  # the last stop: what comes here is told, and ends the process
+        if Shown.traceback:
+            raise
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:
+            to_do = "free some space, or send the output elsewhere"
+            error = ClusterError(f"the output cannot be written: {error.strerror}", to_do=to_do)
+        if isinstance(error, RoseError):
+            _end(error_lines(error), _exit_status(error))
+        # Whatever else comes here is a fault of ours, and says so.
+        text = f"a fault of rose itself: {type(error).__name__}: {error}"
+        _end(f"{text}\n  to do:    run it again as `rose --debug ...` and report what it shows", 1)
 
 
 def error_lines(error: RoseError) -> str:
@@ -28,150 +56,19 @@ def error_lines(error: RoseError) -> str:
     return "\n".join(lines)
 
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Folder for output folders, in place of run.out.")
-]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Print the whole job and check this machine; run nothing.")
-]
-PlainOption = Annotated[bool, typer.Option("--plain", help="One line per step in place of the live view.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+def _exit_status(error: RoseError) -> int:
+    from rose.errors import ClusterError, ConfigError
+
+    return {ConfigError: 2, ClusterError: 3}.get(type(error), 1)
 
 
-class _Shown:
-    """What the user asked to see of an error; set while the command line is read."""
+def _end(text: str, status: int) -> NoReturn:
+    import typer
 
-    traceback = False
-
-
-def _show_traceback(wanted: bool) -> None:
-    _Shown.traceback = wanted
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"rose {version('rose-rl')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _rose(
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_show_traceback)
-    ] = False,
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Train language-model agents by reinforcement learning on the idle capacity of GPUs that serve.
-
-    \b
-    Examples:
-      rose doctor                     what this machine has, and what it lacks
-      rose demo                       the smallest real job, a few minutes
-      rose run job.toml --dry-run     check a job before running it
-      rose run job.toml
-      rose status --watch             what all runs are doing, and waiting for
-    """
-
-
-@app.command()
-def run(
-    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file; `rose job-file` explains its keys.")],
-    dry_run: DryRunOption = False,
-    out: OutOption = None,
-    plain: PlainOption = False,
-) -> None:
-    """Run a job.
-
-    \b
-    Ctrl-C once stops it cleanly, twice at once.
-    Examples:
-      rose run job.toml --dry-run
-      rose run job.toml --out /data/runs --plain
-    """
-    from rose.cli.run import run_command
-
-    run_command(job_file, out=out, dry_run=dry_run, plain=plain)
-
-
-@app.command()
-def demo(dry_run: DryRunOption = False, out: OutOption = Path("runs"), plain: PlainOption = False) -> None:
-    """Run the demo: a small model learns FrozenLake.
-
-    A few minutes on two CPU cores.
-
-    \b
-    Examples:
-      rose demo
-      rose demo --out /tmp/runs
-    """
-    from rose.cli.run import demo_command
-
-    demo_command(out=out, dry_run=dry_run, plain=plain)
-
-
-@app.command()
-def status(
-    json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
-) -> None:
-    """Show your runs, and what each waits for.
-
-    \b
-    live   running and reporting
-    stale  running, but silent for more than 10 s
-    dead   gone without cleaning up; the next run sweeps it away
-    """
-    from rose.cli.status import status_command
-
-    status_command(as_json=json, watch=watch)
-
-
-@app.command()
-def doctor(json: JsonOption = False) -> None:
-    """Say what this machine has and lacks.
-
-    Each missing feature is shown with what its absence costs.
-    """
-    from rose.cli.doctor import doctor_command
-
-    doctor_command(as_json=json)
-
-
-@app.command("job-file")
-def job_file() -> None:
-    """Explain every key of a job file.
-
-    Markdown: default, bounds and meaning of each.
-    """
-    from rose.cli.job_page import job_page
-
-    typer.echo(job_page(), nl=False)
-
-
-def main() -> None:
-    """Entry point of the `rose` command."""
-    try:
-        app(prog_name="rose")
-    except RoseError as error:
-        _end(error, error_lines(error), _EXIT_STATUS.get(type(error), 1))
-    except Exception as error:  # noqa: BLE001 - the last stop: whatever comes here is a fault of ours, and says so
-        text = f"a fault of rose itself: {type(error).__name__}: {error}"
-        _end(error, f"{text}\n  to do:    run it again as `rose --debug ...` and report what it shows", 1)
-
-
-def _end(error: Exception, text: str, status: int) -> None:
-    if _Shown.traceback:
-        raise error
-    typer.echo(text, err=True)
+    with suppress(OSError):  # the reader may have gone, and the status says it too
+        typer.echo(text, err=True)
     sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -84,7 +84,7 @@ def _last_words(page: Page) -> RenderableType:
     """What a dead run last said, as what was: no address that answers, no state that holds, no deadline to come."""
     kept = {key: value for key, value in page.facts.items() if not str(value).startswith("http")}
     said = [f"  when it last spoke:{_pairs(kept)}"] if kept else []
-    said += [f"  {printable(f'{part.name} was {part.state}')}" for part in page.parts]
+    said += [f"  {printable(f'{part.name} was {part.state}  {part.detail}'.rstrip())}" for part in page.parts]
     said += [f"  waited for {printable(f'{alike[0].what} from {_whom(alike)}')}" for alike in _alike(page.waits)]
     return Text("\n".join(said), "dim")
 

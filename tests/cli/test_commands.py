@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -146,6 +147,33 @@ def test_an_interrupted_run_ends_with_130_and_no_traceback(rose: Any, job_file: 
     ended = rose("run", job_file)
     assert ended.status == 130
     assert "Traceback" not in ended.err
+
+
+# The module on which the command spends its first third of a second, interrupted instead.
+INTERRUPTED_IMPORT = """
+import signal, sys
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+from rose.cli.main import main
+main()
+"""
+
+
+def test_ctrl_c_while_it_begins_is_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_IMPORT], capture_output=True, timeout=20)
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize("command", [["doctor"], ["doctor", "--json"], ["job-file"], ["--help"]])
+def test_an_output_on_a_full_disk_is_said_to_be_one(command: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        called = [sys.executable, "-m", "rose.cli.main", *command]
+        ended = subprocess.run(called, stdout=full, stderr=subprocess.PIPE, text=True, timeout=20)
+    assert ended.returncode == 3
+    assert ended.stderr.startswith("cluster: the output cannot be written: No space left on device\n")
 
 
 @pytest.mark.parametrize("error", [EngineError("wrong"), ZeroDivisionError("by zero")])

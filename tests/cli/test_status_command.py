@@ -61,7 +61,7 @@ def test_of_a_dead_run_nothing_is_shown_as_if_it_held() -> None:
     assert lines == [
         "demo-1 dead was pid 7, said 1 s ago, output /out/demo-1",
         "when it last spoke: step=3 success=0.1235",
-        "engine-0 was serving",
+        "engine-0 was serving [bold]v3 [2J",
         "waited for step from environment t-1",
         "waited for turn from engine-0",
         "",

@@ -1,0 +1,141 @@
+"""What each subcommand of `rose` takes.
+
+Only typer is imported before a command is known, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Folder for output folders, in place of run.out.")
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="Print the whole job and check this machine; run nothing.")
+]
+PlainOption = Annotated[bool, typer.Option("--plain", help="One line per step in place of the live view.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+class Shown:
+    """What the user asked to see of an error; set while the command line is read."""
+
+    traceback = False
+
+
+def _show_traceback(wanted: bool) -> None:
+    Shown.traceback = wanted
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"rose {version('rose-rl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _rose(
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error.", callback=_show_traceback)
+    ] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train language-model agents by reinforcement learning on the idle capacity of GPUs that serve.
+
+    \b
+    Examples:
+      rose doctor                     what this machine has, and what it lacks
+      rose demo                       the smallest real job, a few minutes
+      rose run job.toml --dry-run     check a job before running it
+      rose run job.toml
+      rose status --watch             what all runs are doing, and waiting for
+    """
+
+
+@app.command()
+def run(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="Job file; `rose job-file` explains its keys.")],
+    dry_run: DryRunOption = False,
+    out: OutOption = None,
+    plain: PlainOption = False,
+) -> None:
+    """Run a job.
+
+    \b
+    Ctrl-C once stops it cleanly, twice at once.
+    Examples:
+      rose run job.toml --dry-run
+      rose run job.toml --out /data/runs --plain
+    """
+    from rose.cli.run import run_command
+
+    run_command(job_file, out=out, dry_run=dry_run, plain=plain)
+
+
+@app.command()
+def demo(dry_run: DryRunOption = False, out: OutOption = Path("runs"), plain: PlainOption = False) -> None:
+    """Run the demo: a small model learns FrozenLake.
+
+    A few minutes on two CPU cores.
+
+    \b
+    Examples:
+      rose demo
+      rose demo --out /tmp/runs
+    """
+    from rose.cli.run import demo_command
+
+    demo_command(out=out, dry_run=dry_run, plain=plain)
+
+
+@app.command()
+def status(
+    json: JsonOption = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again every second until Ctrl-C.")] = False,
+) -> None:
+    """Show your runs, and what each waits for.
+
+    \b
+    live   running and reporting
+    stale  running, but silent for more than 10 s
+    dead   gone without cleaning up; the next run sweeps it away
+    """
+    from rose.cli.status import status_command
+
+    status_command(as_json=json, watch=watch)
+
+
+@app.command()
+def doctor(json: JsonOption = False) -> None:
+    """Say what this machine has and lacks.
+
+    Each missing feature is shown with what its absence costs.
+    """
+    from rose.cli.doctor import doctor_command
+
+    doctor_command(as_json=json)
+
+
+@app.command("job-file")
+def job_file() -> None:
+    """Explain every key of a job file.
+
+    Markdown: default, bounds and meaning of each.
+    """
+    from rose.cli.job_page import job_page
+
+    typer.echo(job_page(), nl=False)
