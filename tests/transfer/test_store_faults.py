@@ -17,7 +17,7 @@ from store_tools import PACKING, Bits, first_weights, follow, moved, publish_lin
 
 from rose.errors import TransferError
 from rose_transfer.codec import MalformedDelta, WrongBase
-from rose_transfer.store import Store, StoreReader
+from rose_transfer.store import Store, StoreReader, chain
 from rose_transfer.store.survey import verify
 from rose_transfer.store.writer import Recovered
 
@@ -381,6 +381,63 @@ def test_files_that_are_no_manifests_are_removed_and_counted(
     store = Store(original)
     assert store.recovered == Recovered(drafts=1, manifests=2, versions=2, objects=1)
     check(store, history)
+
+
+def test_a_file_under_another_s_name_counts_as_not_there(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]
+) -> None:
+    original, history = template
+    (original / "links" / "v000003-from-v000002").rename(original / "links" / "v000003-from-v000001")
+    (original / "versions" / "v000002").rename(original / "versions" / "v000009")
+    assert StoreReader(original).versions() == (1, 3, 4)
+    store = Store(original)
+    assert store.versions() == (1,), "3 and 4 can no longer be had"
+    assert store.recovered.versions == 3
+    check(store, history)
+
+
+def test_a_damaged_way_gives_way_to_a_longer_one(tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]) -> None:
+    original, history = template
+    store = Store(original)
+    (step,) = store.delta(1, 4)
+    damaged = original / "objects" / step.manifest.buckets[1].key
+    damaged.write_bytes(bytes(byte ^ 1 for byte in damaged.read_bytes()))
+    assert len(store.steps(None, 4)) == 2
+    assert same(list(store.read(4)), history[4])
+    assert len(store.steps(None, 4)) == 4
+    (again,) = store.delta(1, 4)
+    assert again == step, "made anew"
+    assert verify(store) == ()
+
+
+def test_deltas_that_cannot_be_merged_are_given_one_by_one(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No room for the merged ones, or for a version written whole: nothing of them stays, and nothing else changes."""
+    original, history = template
+    Store(original).close()
+    used = StoreReader(original).objects.used_bytes
+    store = Store(original, bytes_max=used + 200)
+    steps = store.delta(1, 4)
+    assert [step.manifest.version for step in steps] == [2, 3, 4]
+    assert same(follow(store, steps, history[1], store.fingerprint(1)), history[4])
+    check(store, history)
+    monkeypatch.setattr(chain, "ANCHOR_EXCESS", 0.0)
+    store.collect(3)
+    assert [link.version for link in store.links() if link.base is None] == [1]
+    check(store, history)
+
+
+def test_a_damaged_object_is_not_merged(tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]]) -> None:
+    original, history = template
+    store = Store(original)
+    (third,) = (manifest for manifest in store.manifests() if manifest.version == 3)
+    (original / "objects" / third.buckets[-2].key).write_bytes(b"?")
+    with pytest.raises(TransferError, match="no way leads to version 4"):
+        store.delta(1, 4)
+    kept = {key for one in store.manifests() for key in (one.key, *one.object_keys())}
+    assert set(store.objects.known()) == kept
+    assert same(list(store.read(2)), history[2])
 
 
 def test_a_manifest_to_another_version_of_the_same_number_is_left_out(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import tempfile
 from pathlib import Path
@@ -35,7 +34,6 @@ def check_all_pairs(store: Store, history: dict[int, list[Bits]], *, merged: boo
 @given(st.data())
 def test_random_histories(data: st.DataObject) -> None:
     """Publishing on from any kept version, retiring, pinning, asking and opening again, in any order."""
-    logging.disable(logging.WARNING)
     history: dict[int, list[Bits]] = {}
     compress = data.draw(st.booleans(), label="compress")
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +61,6 @@ def test_random_histories(data: st.DataObject) -> None:
         check_all_pairs(store, history, merged=True)
         assert verify(store) == ()
         store.close()
-    logging.disable(logging.NOTSET)
 
 
 def test_a_merged_delta_is_the_direct_one(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, enc
 from rose_transfer.codec.streams import Mode, as_bits
 from rose_transfer.store import chain
 from rose_transfer.store.chain import Route
-from rose_transfer.store.files import NoRoom
 from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject
 from rose_transfer.store.packing import Bucket, Packing
@@ -227,7 +226,7 @@ class Store(StoreWriter):
             if (last.link.version, first.link.base) not in self._manifests:
                 try:
                     self._merge(route)
-                except NoRoom as error:
+                except TransferError as error:
                     log.warning("deltas are not merged", links=len(route), why=str(error))
                     self._remove_unreferenced()
 
