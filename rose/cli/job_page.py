@@ -18,7 +18,14 @@ A job is a TOML file: `rose run job.toml`. This page is the output of `rose job-
 
 Unknown keys are refused, and every wrong key is named at once with its value and what is allowed. Relative paths
 are relative to the job file. `rose run job.toml --dry-run` prints the job with all defaults filled in and checks
-this machine against it. The smallest job:
+this machine against it.
+
+Results go to `run.out`. While it goes, a run keeps its sockets, its weight versions and its status in a runtime
+folder that nobody else may use: below `$ROSE_RUNTIME_DIR`, else `$XDG_RUNTIME_DIR/rose`, else `/dev/shm/rose-<uid>`,
+else `rose-<uid>` in the folder for temporary files. Set the first for models that memory does not hold; keep it
+short, since a socket's path has at most 107 bytes. `rose status` looks in the same place.
+
+The smallest job:
 
 ```toml
 [run]
