@@ -171,7 +171,7 @@ class LinkWorld:
         self.ended[ask] = action
 
     def _connect(self, number: int) -> None:
-        session = ServerSession(self.server_token, self.random.randbytes(32), SERVER, newest=self.newest, local=True)
+        session = ServerSession(self.server_token, self.random.randbytes(32), SERVER, local=True)
         line = Line(number, session, mute=self._happens(self.trouble.mute))
         self.lines[number] = line
         if not self.up:
@@ -182,6 +182,8 @@ class LinkWorld:
             if line.client_open:
                 self.driver.feed(client.Connected(number))
                 self._tell_server(line, server.Began())
+                if self.newest is not None:
+                    self._tell_server(line, server.Announced(self.newest))
 
         self.driver.call(LATENCY_S, f"{number} is connected", accepted)
 

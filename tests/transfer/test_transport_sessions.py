@@ -235,7 +235,7 @@ def test_a_cancelled_fetch_is_read_past_and_the_link_kept() -> None:
 
 
 def greeted_server(limits: ServerLimits | None = None) -> ServerSession:
-    session = ServerSession(TOKEN, NONCE, limits or ServerLimits(), newest=None, local=False)
+    session = ServerSession(TOKEN, NONCE, limits or ServerLimits(), local=False)
     session.step(server.Began(), 0.0)
     hello = Hello(NONCE, auth.client_proof(TOKEN, NONCE, NONCE))
     assert isinstance(session.step(server.Arrived(to_frame(hello)), 0.0)[0], server.Send)
@@ -244,8 +244,9 @@ def greeted_server(limits: ServerLimits | None = None) -> ServerSession:
 
 @pytest.mark.parametrize("message", [Get(1, "k", 0, 1), Watch(1, 0, 0), Locate(1, "k")], ids=repr)
 def test_a_server_does_nothing_before_hello(message: Message) -> None:
-    session = ServerSession(TOKEN, NONCE, ServerLimits(), newest=Announcement(1, "m"), local=True)
+    session = ServerSession(TOKEN, NONCE, ServerLimits(), local=True)
     session.step(server.Began(), 0.0)
+    session.step(server.Announced(Announcement(1, "m")), 0.0)
     assert [type(action) for action in session.step(server.Arrived(to_frame(message)), 0.0)] == [server.Close]
     assert session.step(server.Arrived(to_frame(message)), 0.0) == ()
 

@@ -146,7 +146,7 @@ class Fuzzer:
         return frames
 
     def _tell_server(self, frame: Frame) -> None:
-        session = ServerSession(_TOKEN, _NONCE, ServerLimits(), newest=None, local=False)
+        session = ServerSession(_TOKEN, _NONCE, ServerLimits(), local=False)
         session.step(server_session.Began(), 0.0)
         if self._random.random() < 0.5:
             hello = Hello(_NONCE, auth.client_proof(_TOKEN, _NONCE, _NONCE))

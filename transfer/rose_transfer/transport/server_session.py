@@ -161,15 +161,13 @@ class _State(StrEnum):
 
 
 class ServerSession:
-    """`nonce` is 32 random bytes of this connection's own; `newest` what was announced so far."""
+    """`nonce` is 32 random bytes of this connection's own; only `local` peers are told of files."""
 
-    def __init__(
-        self, token: bytes, nonce: bytes, limits: ServerLimits, *, newest: Announcement | None, local: bool
-    ) -> None:
+    def __init__(self, token: bytes, nonce: bytes, limits: ServerLimits, *, local: bool) -> None:
         self._token = token
         self._nonce = nonce
         self._limits = limits
-        self._newest = newest
+        self._newest: Announcement | None = None
         self._local = local
         self._state = _State.GREETING
         self._last_request = 0

@@ -77,6 +77,7 @@ class StreamServer(ABC):
         self.newest: Announcement | None = None
         self._peers: set[Peer] = set()
         self._server: asyncio.Server | None = None
+        self._closed = False
 
     @abstractmethod
     async def _listen(self, make_link: Callable[[], Link]) -> asyncio.Server:
@@ -113,6 +114,8 @@ class StreamServer(ABC):
             peer.step(Announced(newest))
 
     async def close(self) -> None:
+        """Cut every connection. Receivers try again until their own deadline."""
+        self._closed = True
         if self._server is not None:
             self._server.close()
         ending = [task for peer in tuple(self._peers) for task in peer.end()]
@@ -123,7 +126,7 @@ class StreamServer(ABC):
         self.readers.shutdown(wait=False)
 
     def admit(self, peer: Peer) -> bool:
-        if len(self._peers) >= self.limits.connections_max:
+        if self._closed or len(self._peers) >= self.limits.connections_max:
             return False
         self._peers.add(peer)
         return True
@@ -137,9 +140,7 @@ class Peer:
 
     def __init__(self, server: StreamServer) -> None:
         self._server = server
-        self._session = ServerSession(
-            server.token, secrets.token_bytes(32), server.limits, newest=server.newest, local=server.local
-        )
+        self._session = ServerSession(server.token, secrets.token_bytes(32), server.limits, local=server.local)
         self._loop = asyncio.get_running_loop()
         # Bounded by the session, which never has more orders open than `requests_max`.
         self._orders: asyncio.Queue[Serve] = asyncio.Queue()
@@ -175,6 +176,8 @@ class Peer:
             return
         self._spawn(self._send_pieces())
         self.step(Began())
+        if self._server.newest is not None:
+            self.step(Announced(self._server.newest))
 
     def arrived(self, link: Link, frame: Frame) -> None:
         self.step(Arrived(frame))
