@@ -137,10 +137,10 @@ class EngineProcess:
         """Return the exit code once every process of this incarnation has ended. Watches, so no deadline."""
         return await self._started().wait()
 
-    def death(self, code: int) -> str:
-        """Why the incarnation that ended with `code` ended, in words."""
+    def death(self) -> str:
+        """How the last incarnation ended, in words."""
         if _CORE_LOST not in self._log.text():
-            return f"ended with code {code}"
+            return self._started().death()
         return f"its engine core died: {self._log.core_cause() or 'it was killed, or crashed without a word'}"
 
     async def stop(self, grace_s: float = 5.0) -> None:

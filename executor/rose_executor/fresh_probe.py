@@ -138,15 +138,14 @@ async def _until_scored(launcher: Launcher, command: Command, whose: str, waits:
         written = ChildLog(command.log_path)
         failure: RoseError
         try:
-            code = await _ended(await launcher.launch(command), waits, timeout_s)
+            child = await launcher.launch(command)
+            code = await _ended(child, waits, timeout_s)
         except ClusterError as refused:
             code, failure = 0, refused
         else:
             if code == 0:
                 return
-            failure = EngineError(
-                f"{whose} ended with code {code}{written.last_words()}", to_do=f"see {command.log_path}"
-            )
+            failure = EngineError(f"{whose} {child.death()}{written.last_words()}", to_do=f"see {command.log_path}")
         if delay_s is None or (code > 0 and last_code > 0):
             raise failure
         last_code = code

@@ -50,6 +50,10 @@ class Child(Protocol):
         """None while it runs; minus the signal number if a signal ended it."""
         ...
 
+    def death(self) -> str:
+        """How it ended, in words that go on from its name."""
+        ...
+
     async def wait(self) -> int:
         """Return the exit code as soon as there is one. Has no deadline: a caller that needs one adds it."""
         ...
@@ -86,6 +90,9 @@ class SpawnedChild:
     @property
     def exit_code(self) -> int | None:
         return self._process.returncode
+
+    def death(self) -> str:
+        return f"ended with code {self.exit_code}"
 
     async def wait(self) -> int:
         code = await self._process.wait()

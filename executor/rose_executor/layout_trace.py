@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from rose.errors import TransferError
+from rose_executor import vllm_contract
 from rose_executor.copy_recorder import Copied, CopyRecorder, Zeroed, storage_id
 from rose_executor.engine_model import ModelSource, as_rank, build
 from rose_executor.engine_rank import EngineRank
@@ -30,8 +31,9 @@ def trace_layout(holder: str, source: ModelSource, rank: EngineRank) -> Layout:
 
     Takes seconds for models of tens of thousands of tensors, and no memory for weights. Raises TransferError
     that names the tensor and `holder` if the loader fails, does more than move slices, or leaves an element of
-    a parameter unwritten or written twice.
+    a parameter unwritten or written twice, EngineError if this vLLM is not one that the tracing knows.
     """
+    vllm_contract.check(vllm_contract.TRACING_RELIES_ON)
     with ExitStack() as stack:
         try:
             config = stack.enter_context(as_rank(source, rank))

@@ -268,12 +268,12 @@ class EngineSupervisor:
         )
 
     async def _watch(self) -> HealthEvent:
-        code = await self._process.wait_dead()
+        await self._process.wait_dead()
         live, self._live = self._live, None
         assert live is not None
         self._lost = live.incarnation
         live.dead.set()
-        why, self._killed_because = self._killed_because or self._process.death(code), ""
+        why, self._killed_because = self._killed_because or self._process.death(), ""
         return self._died(why)
 
     def _died(self, why: str) -> Died:

@@ -1,7 +1,8 @@
-"""What ROSE relies on inside vLLM and vLLM does not promise: checked at every start, by name.
+"""What ROSE relies on inside vLLM and vLLM does not promise: checked by name before it is used.
 
-An engine on a vLLM that moved one of these must not start: it would count wrongly or update wrongly, and
-say nothing. Written for vLLM 0.32.
+`RELIED_ON` is checked at every start of an engine: one on a vLLM that moved any of these must not start, for it would
+count wrongly or update wrongly, and say nothing. `TRACING_RELIES_ON` is checked before a layout is traced. Written for
+vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from typing import Any
 
 from rose.errors import EngineError
 
-# (module, dotted name, parameters that must exist)
-RELIED_ON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+Reliance = tuple[str, str, tuple[str, ...]]
+"""(module, dotted name, parameters that must exist)"""
+
+RELIED_ON: tuple[Reliance, ...] = (
     ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", ()),
     ("vllm.v1.core.sched.scheduler", "Scheduler._update_request_with_output", ("request", "new_token_ids")),
     ("vllm.v1.core.sched.scheduler", "Scheduler._free_request", ("request",)),
@@ -32,8 +35,33 @@ RELIED_ON: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.utils.system_utils", "get_mp_context", ()),
 )
 
+TRACING_RELIES_ON: tuple[Reliance, ...] = (
+    ("vllm.distributed.parallel_state", "_WORLD", ()),
+    ("vllm.distributed.parallel_state", "_TP", ()),
+    ("vllm.distributed.parallel_state", "_EP", ()),
+    ("vllm.distributed.parallel_state", "_PP", ()),
+    ("vllm.distributed.parallel_state", "_DP", ()),
+    ("vllm.distributed.parallel_state", "_DCP", ()),
+    ("vllm.distributed.parallel_state", "_PCP", ()),
+    (
+        "vllm.config",
+        "ParallelConfig",
+        ("tensor_parallel_size", "pipeline_parallel_size", "enable_expert_parallel"),
+    ),
+    ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
+    ("vllm.model_executor.layers.rotary_embedding", "_ROPE_DICT.clear", ()),
+    ("vllm.model_executor.model_loader.utils", "initialize_model", ("vllm_config",)),
+    (
+        "vllm.model_executor.model_loader.utils",
+        "process_weights_after_loading",
+        ("model", "model_config", "target_device"),
+    ),
+    ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
+    ("vllm.utils.torch_utils", "set_default_torch_dtype", ("dtype",)),
+)
 
-def broken(relied_on: Iterable[tuple[str, str, tuple[str, ...]]] = RELIED_ON) -> list[str]:
+
+def broken(relied_on: Iterable[Reliance] = RELIED_ON) -> list[str]:
     """What is missing, in words; empty if everything is in its place."""
     missing: list[str] = []
     for module, dotted, parameters in relied_on:
@@ -41,7 +69,7 @@ def broken(relied_on: Iterable[tuple[str, str, tuple[str, ...]]] = RELIED_ON) ->
             target: Any = importlib.import_module(module)
             for name in dotted.split("."):
                 target = getattr(target, name)
-            known = inspect.signature(target).parameters
+            known = inspect.signature(target).parameters if parameters else {}
         except (ImportError, AttributeError) as error:
             missing.append(f"{module}.{dotted}: {error}")
             continue
@@ -49,9 +77,9 @@ def broken(relied_on: Iterable[tuple[str, str, tuple[str, ...]]] = RELIED_ON) ->
     return missing
 
 
-def check() -> None:
+def check(relied_on: Iterable[Reliance] = RELIED_ON) -> None:
     """Raises EngineError if this vLLM is not one that ROSE knows its way in."""
-    missing = broken()
+    missing = broken(relied_on)
     if missing:
         raise EngineError(
             f"this vLLM lacks what ROSE relies on: {'; '.join(missing)}",
@@ -62,3 +90,4 @@ def check() -> None:
 
 if __name__ == "__main__":
     check()
+    check(TRACING_RELIES_ON)

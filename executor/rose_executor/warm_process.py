@@ -54,6 +54,7 @@ class WarmChild:
     def __init__(self, warm: WarmProcess, pid: int) -> None:
         self._warm = warm
         self._pid = pid
+        self._lost = False
         self._exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
@@ -63,6 +64,9 @@ class WarmChild:
     @property
     def exit_code(self) -> int | None:
         return self._exit.result() if self._exit.done() else None
+
+    def death(self) -> str:
+        return "died with the warm process" if self._lost else f"ended with code {self.exit_code}"
 
     async def wait(self) -> int:
         return await asyncio.shield(self._exit)
@@ -76,6 +80,11 @@ class WarmChild:
     def ended(self, code: int) -> None:
         if not self._exit.done():
             self._exit.set_result(code)
+
+    def lost(self) -> None:
+        """The warm process is gone, and took it along."""
+        self._lost = not self._exit.done()
+        self.ended(-signal.SIGKILL)
 
 
 class WarmProcess:
@@ -215,7 +224,7 @@ class WarmProcess:
             await self._until_gone()
         finally:
             for child in self._children.values():
-                child.ended(-signal.SIGKILL)
+                child.lost()
             waiting: list[asyncio.Future[Any]] = [self._ready, *self._replies.values()]
             for future in waiting:
                 if not future.done():

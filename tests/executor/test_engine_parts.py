@@ -55,6 +55,7 @@ def test_a_changed_environment_leaves_the_original(monkeypatch: pytest.MonkeyPat
 def test_what_vllm_lacks_is_named() -> None:
     relied_on = (
         ("json", "loads", ("s",)),
+        ("json", "__name__", ()),
         ("json", "loads", ("s", "no_such_parameter")),
         ("json", "JSONDecoder.no_such_method", ()),
         ("no_such_module", "x", ()),
@@ -66,7 +67,7 @@ def test_what_vllm_lacks_is_named() -> None:
 
 
 def test_a_vllm_that_moved_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_contract, "broken", lambda: ["vllm.x.y: gone"])
+    monkeypatch.setattr(vllm_contract, "broken", lambda relied_on: ["vllm.x.y: gone"])
     with pytest.raises(EngineError, match=r"vllm\.x\.y: gone; expected vLLM 0\.32"):
         vllm_contract.check()
 

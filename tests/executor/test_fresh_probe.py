@@ -57,6 +57,9 @@ class Ended:
     exit_code: int
     pid: int = 1
 
+    def death(self) -> str:
+        return f"ended with code {self.exit_code}"
+
     async def wait(self) -> int:
         return self.exit_code
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rose.errors import TransferError
-from rose_executor import layout_discovery
+from rose.errors import EngineError, TransferError
+from rose_executor import layout_discovery, vllm_contract
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_discovery import layout_key, loader_fingerprint
+from rose_executor.layout_trace import trace_layout
 from rose_transfer.layout.layout import Parameter
 
 PARAMETERS = {"a": Parameter((2, 3), "bfloat16"), "b": Parameter((3,), "float32")}
@@ -86,3 +87,12 @@ def test_the_sources_are_found_without_importing_vllm(monkeypatch: pytest.Monkey
 def test_a_place_that_no_engine_has_is_refused(place: tuple[int, ...]) -> None:
     with pytest.raises(TransferError, match="there is no tp"):
         EngineRank(*place)
+
+
+def test_a_vllm_that_the_tracing_does_not_know_is_not_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gone(relied_on: object) -> list[str]:
+        return ["vllm.x._ROPE_DICT: gone"] if relied_on is vllm_contract.TRACING_RELIES_ON else []
+
+    monkeypatch.setattr(vllm_contract, "broken", gone)
+    with pytest.raises(EngineError, match=r"vllm\.x\._ROPE_DICT: gone"):
+        trace_layout("engine-0", ModelSource(tmp_path, {}, torch.float32), EngineRank())

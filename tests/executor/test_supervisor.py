@@ -69,8 +69,9 @@ class ScriptedProcess:
         assert self._ended is not None
         return await asyncio.shield(self._ended)
 
-    def death(self, code: int) -> str:
-        return f"death of {code}"
+    def death(self) -> str:
+        assert self._ended is not None
+        return f"death of {self._ended.result()}"
 
     def kill(self) -> None:
         if self.alive:

@@ -120,6 +120,7 @@ def test_when_only_the_leader_is_killed_its_children_are_gone_before_its_end_is_
         grandchild = written_pid(tmp_path / "grandchild")
         os.kill(written_pid(tmp_path / "child"), signal.SIGKILL)
         assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
+        assert child.death() == "ended with code -9"
         assert not psutil.pid_exists(grandchild)
 
     with_warm(tmp_path, body)
@@ -146,6 +147,7 @@ def test_a_killed_warm_process_takes_its_children_along(tmp_path: Path) -> None:
         grandchild = written_pid(tmp_path / "grandchild")
         os.kill(warm.pid, signal.SIGKILL)
         assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
+        assert child.death() == "died with the warm process"
         until(lambda: gone(child.pid) and gone(grandchild), "children outlived the warm process")
         child.signal(signal.SIGTERM)
         for _ in range(2):

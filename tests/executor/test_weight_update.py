@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from safetensors.torch import load_file
 from rose.errors import ContractError, EngineError, TransferError
 from rose.records import Finish, VersionSpan
 from rose_executor.fresh_probe import ProbeScores, compare, probe_fresh, probe_live
+from rose_executor.launcher import Command
 from rose_transfer.snapshot import MANIFEST, WEIGHTS, Snapshot, publish
 
 pytestmark = pytest.mark.engine
@@ -251,6 +255,32 @@ def test_an_engine_starts_from_a_published_version(rig: Any, masters: Weights, t
             engine.page.discard()
 
     rig.run(run())
+
+
+def test_a_fresh_engine_killed_from_outside_is_made_again(rig: Any, tmp_path: Path) -> None:
+    @dataclass
+    class Killing:
+        """Kills the first child as soon as it runs."""
+
+        launches: int = 0
+
+        async def launch(self, command: Command) -> Any:
+            child = await rig.warm.launch(command)
+            if self.launches == 0:
+                os.kill(child.pid, signal.SIGKILL)
+            self.launches += 1
+            return child
+
+    killing = Killing()
+
+    async def run() -> ProbeScores:
+        log = tmp_path / "fresh.log"
+        return await probe_fresh(
+            killing, rig.model, PREFIXES[:2], work_dir=rig.folder, log_path=log, waits=rig.waits, max_model_len=512
+        )
+
+    assert len(rig.run(run()).scores) == 2
+    assert killing.launches == 2
 
 
 def test_a_fresh_engine_that_cannot_load_shows_its_log(rig: Any, tmp_path: Path) -> None:
