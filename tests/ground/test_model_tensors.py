@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from rose.errors import ConfigError
 from rose.model_folder.families import expected_shapes, with_defaults
@@ -68,6 +70,31 @@ def test_a_file_that_is_cut_or_contradicts_itself(tmp_path: Path, raw: bytes, sa
     file.write_bytes(raw)
     with pytest.raises(ConfigError, match=said):
         read_shapes(file)
+
+
+WHOLE = file_of({"__metadata__": {"format": "pt"}, "a": entry(0, 4), "b": entry(4, 12, [2, 2])}, 12)
+
+
+@settings(derandomize=True, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(0, len(WHOLE)), st.integers(0, len(WHOLE)), st.binary(max_size=12))
+def test_any_damage_is_refused_or_leaves_the_shapes_readable(
+    tmp_path: Path, begin: int, end: int, instead: bytes
+) -> None:
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(WHOLE[:begin] + instead + WHOLE[end:])
+    try:
+        shapes = read_shapes(file)
+    except ConfigError:
+        return
+    assert all(type(size) is int for shape in shapes.values() for size in shape)
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.safetensors"
+    for length in range(len(WHOLE)):
+        file.write_bytes(WHOLE[:length])
+        with pytest.raises(ConfigError):
+            read_shapes(file)
 
 
 @pytest.fixture
