@@ -160,12 +160,13 @@ class Store(StoreWriter):
     def _take_held(self, base: int | None, packing: Packing) -> _Held:
         """The bits of `base`, which the caller then changes; without buckets if there are none to go on from."""
         held, self._held = self._held, None
+        nothing = _Held(-1, [], [])
         if base is None:
-            return _Held(-1, [], [])
+            return nothing
         try:
             if self.packing(base) != packing:
                 log.warning("the model is packed in another way than before, and written whole", base=base)
-                return _Held(-1, [], [])
+                return nothing
             if held is not None and held.version == base:
                 return held
             # To hold two models at once may be more than there is memory for.
@@ -173,7 +174,7 @@ class Store(StoreWriter):
             buckets = list(self.read(base))
         except TransferError as error:
             log.warning("the base cannot be had, and the version is written whole", base=base, why=str(error))
-            return _Held(-1, [], [])
+            return nothing
         return _Held(base, buckets, [bucket_hash(bits) for bits in buckets])
 
     def _write_version(self, version: int, packing: Packing, buckets: Iterable[Bits], held: _Held) -> Manifest:
