@@ -17,12 +17,13 @@ from transport_tools import OBJECTS, PIECE, QUICK_CLIENT, TOKEN, Memory, fetched
 from rose.errors import DeadlineExceeded, TransferError
 from rose_transfer.transport import auth
 from rose_transfer.transport.client_state import ClientLimits
-from rose_transfer.transport.frames import FROM_SERVER, HEADER_BYTES, Decoder, Encoder, Frame
+from rose_transfer.transport.frames import FROM_CLIENT, FROM_SERVER, HEADER_BYTES, Decoder, Encoder, Frame
 from rose_transfer.transport.interface import Announcement
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
 from rose_transfer.transport.messages import (
     Busy,
     Challenge,
+    Data,
     Fail,
     FailCode,
     Get,
@@ -260,6 +261,33 @@ def test_a_false_server_gets_nothing_asked() -> None:
 
     asyncio.run(check())
     assert set(heard) == {b""}
+
+
+def test_a_server_that_lies_about_where_a_piece_belongs_damages_nothing_in_place() -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        encoder, decoder = Encoder(), Decoder(FROM_CLIENT)
+        writer.write(encoder.encode(to_frame(Challenge(bytes(32)))))
+        hello = parse(decoder.feed(await reader.readexactly(HEADER_BYTES + 64))[0])
+        assert isinstance(hello, Hello)
+        writer.write(encoder.encode(to_frame(Welcome(auth.server_proof(TOKEN.encode(), bytes(32), hello.nonce)))))
+        await reader.readexactly(HEADER_BYTES + len("long"))
+        writer.write(encoder.encode(to_frame(Data(1, 0, len(OBJECTS["long"]), b"!" * PIECE))))
+        await reader.read()
+        writer.close()
+
+    async def check() -> None:
+        server = await asyncio.start_server(lie, "127.0.0.1", 0)
+        async with tcp_pair(Memory()) as pair:
+            client = pair.connect(port=server.sockets[0].getsockname()[1], limits=TWO_STREAMS)
+            buffer = bytearray(b"#" * 2 * PIECE).ljust(len(OBJECTS["long"]), b"?")
+            landing = MemoryLanding(buffer)
+            with pytest.raises(DeadlineExceeded, match="long"):
+                await client.fetch("long", landing, resume_from=2 * PIECE, deadline_s=0.3)
+            assert b"!" not in buffer
+            assert landing.complete_bytes == 2 * PIECE
+        server.close()
+
+    asyncio.run(check())
 
 
 def test_connections_are_limited_and_a_client_makes_do_with_fewer() -> None:
