@@ -1,6 +1,20 @@
 """How objects of the store reach other processes and clusters: pulled, piece by piece, behind one interface.
 
-`interface` says what every transport does. `tcp` crosses networks, `shared_memory` hands over files on one host.
-Underneath, `frames` is the wire, `server_session` and `client_session` decide, `link`, `serving` and `fetching` move
-the bytes.
+    server = TcpServer(store.objects, token=token, waits=waits)     # or SharedMemoryServer(…, socket_path=…, spool=…)
+    await server.start()
+    server.announce(Announcement(version=7, key=manifest_key))
+
+    client = TcpClient(host, port, token=token, waits=waits)        # or SharedMemoryClient(socket_path, …)
+    newest = await client.watch(at_least=7, deadline_s=60)          # None: no news in time
+    await client.fetch(newest.key, landing, deadline_s=10)          # MemoryLanding() or FileLanding(path)
+
+| module | holds |
+|---|---|
+| `interface`, `landing` | what every transport does; where bytes are put |
+| `tcp`, `shared_memory` | the transports: across networks; files handed over on one host |
+| `frames`, `messages`, `auth` (pure) | the wire, what it says, and how both sides prove the token |
+| `server_session`, `client_session` (pure) | who asks whom for what, and what becomes of a cut |
+| `client_events`, `client_state`, `piece_list`, `token_bucket` (pure) | their parts |
+| `link`, `lanes`, `dialed`, `serving`, `fetching` | asyncio and threads: they move bytes and decide nothing |
+| `fuzz` | damaged and hostile bytes against all that reads the network |
 """
