@@ -76,7 +76,8 @@ def test_without_a_name_the_benches_are_listed(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as caught:
         command.main([])
     assert caught.value.code == 0
-    assert all(name in capsys.readouterr().out for name in benches())
+    said = capsys.readouterr().out
+    assert all(name in said for name in benches())
 
 
 def test_every_target_is_a_headline_figure() -> None:
