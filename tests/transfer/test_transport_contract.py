@@ -164,7 +164,7 @@ def test_a_watcher_hears_of_news_and_is_told_when_there_is_none(pair: Opener) ->
     async def check() -> None:
         async with pair() as made:
             client = made.connect()
-            assert await client.watch(0, deadline_s=0.1) is None
+            assert await client.watch(0, deadline_s=0.6) is None
             watch = asyncio.ensure_future(client.watch(3, deadline_s=10))
             made.server.announce(Announcement(2, "m2"))
             assert await made.connect().watch(0, deadline_s=10) == Announcement(2, "m2")
@@ -199,7 +199,7 @@ def test_a_server_that_is_not_there_is_waited_for_until_the_deadline(pair: Opene
             client = made.connect()
             await made.server.close()
             with pytest.raises(DeadlineExceeded) as caught:
-                await client.fetch("short", MemoryLanding(), deadline_s=0.15)
+                await client.fetch("short", MemoryLanding(), deadline_s=0.4)
             assert caught.value.boundary == "transfer"
             assert "last connection" in caught.value.to_do
 

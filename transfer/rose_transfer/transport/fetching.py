@@ -52,7 +52,8 @@ from rose_transfer.transport.link import Link
 from rose_transfer.transport.messages import Get, Message, to_frame
 
 # A server is to answer a watch a little before the asker gives up, or no news could not be told from no server.
-_WATCH_SHARE = 0.9
+_ANSWER_SHARE = 0.1
+_ANSWER_S_MIN = 0.5
 _CLOSE_S = 1.0
 
 
@@ -92,7 +93,8 @@ class StreamClient(ABC):
 
     async def watch(self, at_least: int, *, deadline_s: float) -> Announcement | None:
         """See `interface.ObjectClient`."""
-        asked = WatchAsked(next(self._ask_numbers), at_least, _WATCH_SHARE * deadline_s)
+        answer_s = max(_ANSWER_S_MIN, _ANSWER_SHARE * deadline_s)
+        asked = WatchAsked(next(self._ask_numbers), at_least, max(0.0, deadline_s - answer_s))
         newest: Announcement | None = await self._ask(asked, None, None, f"version {at_least}", deadline_s)
         return newest
 

@@ -125,6 +125,7 @@ class ObjectClient(Protocol):
     async def watch(self, at_least: int, *, deadline_s: float) -> Announcement | None:
         """The newest announcement, as soon as its version is `at_least` that; None if there was none in time.
 
+        The server holds the question for most of `deadline_s`; in less than half a second it is asked only once.
         Raises Refused, or DeadlineExceeded if the server never answered.
         """
         ...
