@@ -127,7 +127,8 @@ class TokenRoute:
 
         `request_id` must be new to this incarnation: the token page counts by it. `on_tokens` is given the
         new ids of each chunk. Log-probs are natural and of the distribution that was sampled from.
-        Cancelling aborts the request in the engine.
+        Cancelling aborts the request in the engine. On CPU, vLLM 0.32 dies of a `seed` on a prompt that it computes in
+        pieces, so seed short prompts only.
 
         Raises EngineLost if the engine is lost, EngineError if it refuses the request (do not repeat it).
         """

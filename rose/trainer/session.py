@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,6 +43,7 @@ from rose_executor.fresh_probe import ProbeScores, probe_fresh
 from rose_executor.launcher import Launcher, SpawnLauncher
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
+from rose_executor.warm_keeper import WarmKeeper
 from rose_executor.warm_process import WarmProcess
 
 log = logger("session")
@@ -61,7 +63,7 @@ async def open_launcher(waits: WaitBoard, log_path: Path, timeout_s: float) -> A
     if look().gpus:
         yield SpawnLauncher()
         return
-    warm = await WarmProcess.start(waits, log_path=log_path, timeout_s=timeout_s)
+    warm = await WarmKeeper.start(partial(WarmProcess.start, waits, log_path=log_path, timeout_s=timeout_s))
     try:
         yield warm
     finally:
