@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 T = TypeVar("T")
@@ -20,6 +21,11 @@ T = TypeVar("T")
 # Read by torch when it is first imported; two cores are shared by many tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+
+# The same examples every time: a run that fails fails again. New ones are looked for with HYPOTHESIS_PROFILE=search.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("search", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 _LEFT_OUT = ("gpu", "slow")
 
