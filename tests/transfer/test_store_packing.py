@@ -192,4 +192,8 @@ def test_what_is_no_packing() -> None:
         pack_regions(parameters, {"one": [Region("a", Box((3, 0), (2, 4)))]})
     with pytest.raises(ValueError, match="int8"):
         pack_whole({"a": Parameter((4,), "int8")})
+    two = pack_regions(parameters, {"one": [part], "other": [Region("a", Box((2, 0), (2, 4)))]})
+    for buckets in (two.buckets[::-1], two.buckets[:1] * 2):
+        with pytest.raises(ValueError, match="out of its order"):
+            Packing(parameters, buckets)
     assert Packing({}, ()).dense_bytes == 0
