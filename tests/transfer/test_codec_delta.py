@@ -267,6 +267,24 @@ def test_what_does_not_compose() -> None:
         compose(delta, encode(old[:50], new[:50], 0))
 
 
+@EVERY_KERNEL
+@pytest.mark.parametrize(("held_from", "end", "extra"), [(1, 3, 0), (2, 5, 0), (2, 4, 77), (0, 2, 5)])
+def test_tiles_are_applied_to_a_part_of_a_bucket(kernels: Kernels, held_from: int, end: int, extra: int) -> None:
+    rng = np.random.default_rng(5)
+    old = some_bits(5 * TILE_ELEMENTS - 9, np.uint16, rng)
+    new = changed(old, 0.02, 3, rng)
+    delta = encode(old, new, 0, kernels=kernels)
+    held = slice(held_from * TILE_ELEMENTS, end * TILE_ELEMENTS + extra)
+    target = old[held].copy()
+    delta.apply_tiles(target, held_from, end, held_from=held_from, kernels=kernels)
+    whole = min(end * TILE_ELEMENTS, old.size) - held_from * TILE_ELEMENTS
+    assert np.array_equal(target[:whole], new[held][:whole])
+    assert np.array_equal(target[whole:], old[held][whole:])
+    for wrong in (target[: whole - 1], np.zeros(old.size - held_from * TILE_ELEMENTS + 1, np.uint16)):
+        with pytest.raises(ValueError, match="elements of 2 bytes, not"):
+            delta.apply_tiles(wrong, held_from, end, held_from=held_from, kernels=kernels)
+
+
 def test_what_is_no_bucket() -> None:
     with pytest.raises(ValueError, match="not contiguous"):
         bucket_hash(np.zeros(10, dtype=np.uint16)[::2])

@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from rose.errors import TransferError
 from rose_transfer.codec import wire
 from rose_transfer.codec.kernels import Kernels, best_kernels
-from rose_transfer.codec.streams import DENSE, MalformedDelta, Mode, Streams, WrongBase, as_bits, tile_count
+from rose_transfer.codec.streams import (
+    DENSE,
+    TILE_ELEMENTS,
+    MalformedDelta,
+    Mode,
+    Streams,
+    WrongBase,
+    as_bits,
+    tile_count,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +95,34 @@ class Delta:
         return self.before
 
     def apply_tiles(
-        self, target: NDArray[Any], first: int, end: int, *, backwards: bool = False, kernels: Kernels | None = None
+        self,
+        target: NDArray[Any],
+        first: int,
+        end: int,
+        *,
+        backwards: bool = False,
+        held_from: int = 0,
+        kernels: Kernels | None = None,
     ) -> None:
         """Apply tiles `first` up to `end` alone, for one who journals them; the hash of the whole is not looked at.
 
+        `target` is the bucket from tile `held_from` on, at least up to `end`: live weights do not lie in buckets.
+
         Raises WrongBase at the first tile that holds other weights; that one and those after it are not written.
         """
-        bits = self._fitting(target)
-        if not 0 <= first <= end <= self.tiles:
-            raise ValueError(f"tiles {first} up to {end} of {self.tiles}")
+        bits = as_bits(target)
+        if not 0 <= held_from <= first <= end <= self.tiles:
+            raise ValueError(f"tiles {first} up to {end} of {self.tiles}, held from {held_from}")
+        needed = min(end * TILE_ELEMENTS, self.elements) - held_from * TILE_ELEMENTS
+        room = self.elements - held_from * TILE_ELEMENTS
+        if bits.itemsize != self.lane or not needed <= bits.size <= room:
+            raise ValueError(
+                f"{bits.size} elements of {bits.itemsize} bytes, not {needed} to {room} of {self.lane} bytes"
+            )
         kernels = kernels or best_kernels()
-        fault = kernels.apply(self.streams, bits, self.mode, backwards=backwards, first=first, end=end)
+        fault = kernels.apply(
+            self.streams, bits, self.mode, backwards=backwards, first=first, end=end, held_from=held_from
+        )
         if fault:
             raise WrongBase(f"tile {fault[0]} was not applied: {fault[1]}", to_do="repair that tile")
 

@@ -33,9 +33,12 @@ class Kernels(Protocol):
         ...
 
     def apply(
-        self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int
+        self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int, held_from: int = 0
     ) -> tuple[int, str] | None:
-        """Apply tiles `first` up to `end`; the first one whose check does not hold is not written, nor any after it."""
+        """Apply tiles `first` up to `end`; the first one whose check does not hold is not written, nor any after it.
+
+        `target` is the bucket from tile `held_from` on, at least up to `end`.
+        """
         ...
 
     def compose(self, first: Streams, second: Streams, elements: int, lane: int, mode: Mode) -> Streams:

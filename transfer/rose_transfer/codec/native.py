@@ -99,16 +99,18 @@ class NativeKernels:
         return (bad.value, _FAULTS[fault]) if fault else None
 
     def apply(
-        self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int
+        self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int, held_from: int = 0
     ) -> tuple[int, str] | None:
         bad = ctypes.c_uint64()
         described = _describe(streams)
+        # Tiles before `first` are not touched: where the bucket would begin may be nobody's memory.
+        before = held_from * TILE_ELEMENTS
         fault = self._call(
             "apply",
             target.itemsize,
             ctypes.byref(described),
-            _at(target),
-            _size(target.size),
+            ctypes.c_void_p(target.ctypes.data - before * target.itemsize),
+            _size(target.size + before),
             int(mode == "overwrite"),
             int(backwards),
             _size(first),

@@ -58,12 +58,13 @@ class NumpyKernels:
         return None
 
     def apply(
-        self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int
+        self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int, held_from: int = 0
     ) -> tuple[int, str] | None:
-        for tile, part, n in _cut(streams, target.size, target.itemsize):
+        before = held_from * TILE_ELEMENTS
+        for tile, part, n in _cut(streams, target.size + before, target.itemsize):
             if not first <= tile < end or part.count == 0:
                 continue
-            data = target[tile * TILE_ELEMENTS :][:n]
+            data = target[tile * TILE_ELEMENTS - before :][:n]
             try:
                 at, after = unpack(part, n, target.itemsize, mode)
                 if mode == "steps":
