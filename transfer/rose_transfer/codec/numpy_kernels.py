@@ -60,11 +60,11 @@ class NumpyKernels:
     def apply(
         self, streams: Streams, target: Bits, mode: Mode, *, backwards: bool, first: int, end: int, held_from: int = 0
     ) -> tuple[int, str] | None:
-        before = held_from * TILE_ELEMENTS
-        for tile, part, n in _cut(streams, target.size + before, target.itemsize):
+        absent = held_from * TILE_ELEMENTS
+        for tile, part, n in _cut(streams, target.size + absent, target.itemsize):
             if not first <= tile < end or part.count == 0:
                 continue
-            data = target[tile * TILE_ELEMENTS - before :][:n]
+            data = target[tile * TILE_ELEMENTS - absent :][:n]
             try:
                 at, after = unpack(part, n, target.itemsize, mode)
                 if mode == "steps":
