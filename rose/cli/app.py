@@ -27,6 +27,9 @@ PlainOption = Annotated[bool, typer.Option("--plain", help="One line per step in
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a weight store.")]
+
+
 class Shown:
     """What the user asked to see of an error; set while the command line is read."""
 
@@ -139,3 +142,57 @@ def job_file() -> None:
     from rose.cli.job_page import job_page
 
     typer.echo(job_page(), nl=False)
+
+
+weights = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(weights, name="weights")
+
+
+@weights.callback()
+def _weights() -> None:
+    """Look into a weight store: versions, damage, changes.
+
+    The store may be in use; nothing is written to it.
+
+    \b
+    Examples:
+      rose weights ls /data/weights             versions, and what it takes to get them
+      rose weights verify /data/weights         read everything; status 1 if something is wrong
+      rose weights diff /data/weights 6 7       which parameters changed most
+    """
+
+
+@weights.command("ls")
+def weights_ls(folder: FolderArgument, json: JsonOption = False) -> None:
+    """List the versions and what leads to them."""
+    from rose.cli.weights import list_command
+
+    list_command(folder, as_json=json)
+
+
+@weights.command("verify")
+def weights_verify(folder: FolderArgument, json: JsonOption = False) -> None:
+    """Read everything and say what is wrong.
+
+    Ends with status 1 if something is. Takes as long as reading all deltas and rebuilding all versions.
+    """
+    from rose.cli.weights import verify_command
+
+    verify_command(folder, as_json=json)
+
+
+@weights.command("diff")
+def weights_diff(
+    folder: FolderArgument,
+    old: Annotated[int, typer.Argument(metavar="OLD", help="Version to start from.")],
+    new: Annotated[int, typer.Argument(metavar="NEW", help="Version to compare it with.")],
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Parameters to show; 0 for all.")] = 20,
+    json: JsonOption = False,
+) -> None:
+    """Count the elements that changed, by parameter.
+
+    Those with most changes come first.
+    """
+    from rose.cli.weights import diff_command
+
+    diff_command(folder, old, new, limit=limit, as_json=json)
