@@ -65,13 +65,15 @@ class StoreReader:
         self.scan()
 
     def scan(self) -> None:
-        """Look at the folder anew."""
+        """Look at the folder anew; `not_counted` says then what counts as not there, a line for each file."""
         marks: dict[int, str] = {}
+        not_counted: list[str] = []
         for name, data in _contents(self._versions_folder):
             try:
                 version, whole = manifest.mark_from_bytes(data)
             except TransferError as error:
                 log.warning("the mark of a version is damaged", file=name, why=str(error))
+                not_counted.append(f"versions/{name}: {error}")
                 continue
             if name == mark_name(version):
                 marks[version] = whole
@@ -83,10 +85,12 @@ class StoreReader:
                 self._check(found, name, known)
             except TransferError as error:
                 log.warning("a manifest counts as not there", file=name, why=str(error))
+                not_counted.append(f"links/{name}: {error}")
                 continue
             manifests[found.version, found.base] = found
         with self._guard:
             self._marks, self._manifests = marks, manifests
+            self.not_counted = tuple(not_counted)
 
     def versions(self) -> tuple[int, ...]:
         """The versions that are kept, oldest first."""

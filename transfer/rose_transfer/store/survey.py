@@ -13,14 +13,15 @@ from rose_transfer.store.reader import StoreReader
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """One kept version. `ways` are (base, bytes) of the manifests that lead to it; `joiner_bytes`, None if it is lost,
-    is what somebody fetches who holds nothing.
+    """One kept version. `ways` are (base, bytes) of the manifests that lead to it; `joiner_bytes` is what somebody
+    fetches who holds nothing, `dense_bytes` what the model itself takes; both are None if the version is lost.
     """
 
     version: int
     fingerprint: str
     ways: tuple[tuple[int | None, int], ...]
     joiner_bytes: int | None
+    dense_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +36,20 @@ class ParameterChange:
 def listing(store: StoreReader) -> tuple[VersionRow, ...]:
     """The kept versions, oldest first."""
     links = store.links()
+    dense = {end: found.dense_bytes for found in store.manifests() for end in (found.version, found.base)}
     rows: list[VersionRow] = []
     for version in store.versions():
         ways = tuple((link.base, link.encoded_bytes) for link in links if link.version == version)
         route = chain.find_route(links, None, version)
         joiner_bytes = None if route is None else chain.route_bytes(route)
-        rows.append(VersionRow(version, store.fingerprint(version), ways, joiner_bytes))
+        dense_bytes = None if route is None else dense[version]
+        rows.append(VersionRow(version, store.fingerprint(version), ways, joiner_bytes, dense_bytes))
     return tuple(rows)
 
 
 def verify(store: StoreReader) -> tuple[str, ...]:
     """Read every object and rebuild every version; what is wrong, a line each. Reads as much as all of that is."""
-    problems: list[str] = []
+    problems = list(store.not_counted)
     for found in store.manifests():
         for entry in found.buckets:
             try:
