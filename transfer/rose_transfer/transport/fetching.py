@@ -206,10 +206,13 @@ class StreamClient(ABC):
     def _connect(self, number: int) -> None:
         if len(self._lanes) < min(self._limits.streams, os.cpu_count() or 1):
             self._lanes.append(Lane(f"rose-receive-{len(self._lanes)}"))
-        dialed = self._dialed[number] = Dialed(number, self._lanes[number % len(self._lanes)], self)
+        dialed = self._dialed[number] = self._make_dialed(number, self._lanes[number % len(self._lanes)])
         task = asyncio.get_running_loop().create_task(self._dial_in_time(dialed))
         self._dialing.add(task)
         task.add_done_callback(self._dialing.discard)
+
+    def _make_dialed(self, number: int, lane: Lane) -> Dialed:
+        return Dialed(number, lane, self)
 
     async def _dial_in_time(self, dialed: Dialed) -> None:
         if dialed.given_up:

@@ -50,6 +50,9 @@ class Kind(IntEnum):
     PLACE = 9
     FAIL = 10
     BUSY = 11
+    OFFER = 12
+    LENT = 13
+    TAKEN = 14
 
 
 PAYLOAD_BYTES_MAX: Mapping[Kind, int] = {
@@ -64,8 +67,23 @@ PAYLOAD_BYTES_MAX: Mapping[Kind, int] = {
     Kind.PLACE: 4096,
     Kind.FAIL: 400,
     Kind.BUSY: 0,
+    Kind.OFFER: 2**16,
+    Kind.LENT: 24,
+    Kind.TAKEN: 0,
 }
-FROM_SERVER = frozenset({Kind.CHALLENGE, Kind.WELCOME, Kind.DATA, Kind.NEWS, Kind.PLACE, Kind.FAIL, Kind.BUSY})
+FROM_SERVER = frozenset(
+    {
+        Kind.CHALLENGE,
+        Kind.WELCOME,
+        Kind.DATA,
+        Kind.NEWS,
+        Kind.PLACE,
+        Kind.FAIL,
+        Kind.BUSY,
+        Kind.OFFER,
+        Kind.LENT,
+    }
+)
 FROM_CLIENT = frozenset(Kind) - FROM_SERVER
 
 

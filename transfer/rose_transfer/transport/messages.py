@@ -12,12 +12,16 @@
     PLACE      server  as asked -          of object  path of a file that holds the object
     FAIL       server  as asked code       -          why, for people; request 0 is about the whole connection
     BUSY       server  -        -          -          - ; still there, an open request takes its time
+    OFFER      server  -        -          -          how pieces cross beside the connection, see `carrier`
+    LENT       server  as GET   as GET     of object  length, XXH3-64 and place of a piece that crosses beside
+    TAKEN      client  as LENT  -          -          - ; the piece was taken
 
 Requests are numbered from 1 upwards on each connection.
 """
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TypeAlias
@@ -119,7 +123,34 @@ class Busy:
     pass
 
 
-Message: TypeAlias = Challenge | Hello | Welcome | Get | Data | Watch | News | Locate | Place | Fail | Busy
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a client must know before the first LENT of a connection."""
+
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """As Data, but its `length` bytes with XXH3-64 `payload_sum` are to be taken from `place`."""
+
+    request: int
+    offset: int
+    size: int
+    length: int
+    payload_sum: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    request: int
+
+
+Message: TypeAlias = (
+    Challenge | Hello | Welcome | Get | Data | Watch | News | Locate | Place | Fail | Busy | Offer | Lent | Taken
+)
+_LENT = struct.Struct("<QQQ")
 
 
 def to_frame(message: Message) -> Frame:
@@ -149,6 +180,12 @@ def to_frame(message: Message) -> Frame:
             return Frame(Kind.FAIL, request, code, payload=text.encode()[:_FAIL_TEXT_BYTES])
         case Busy():
             return Frame(Kind.BUSY)
+        case Offer(text):
+            return Frame(Kind.OFFER, payload=text)
+        case Lent(request, offset, size, length, payload_sum, place):
+            return Frame(Kind.LENT, request, offset, size, _LENT.pack(length, payload_sum, place))
+        case Taken(request):
+            return Frame(Kind.TAKEN, request)
     raise ValueError(f"{message!r} is no message")
 
 
@@ -193,6 +230,12 @@ def _parse(frame: Frame) -> Message | None:
             return Fail(request, FailCode(offset), text) if offset in _FAIL_CODES else None
         case Kind.BUSY:
             return Busy()
+        case Kind.OFFER:
+            return Offer(bytes(payload)) if payload else None
+        case Kind.LENT:
+            return _lent(frame) if len(payload) == _LENT.size else None
+        case Kind.TAKEN:
+            return Taken(request)
 
 
 _FAIL_CODES = frozenset(code.value for code in FailCode)
@@ -209,6 +252,9 @@ _USES = {
     Kind.PLACE: (True, False, True),
     Kind.FAIL: (True, True, False),
     Kind.BUSY: (False, False, False),
+    Kind.OFFER: (False, False, False),
+    Kind.LENT: (True, True, True),
+    Kind.TAKEN: (True, False, False),
 }
 
 
@@ -218,6 +264,13 @@ def _is_plain(frame: Frame) -> bool:
         return False
     unused = (frame.request, has_request), (frame.offset, has_offset), (frame.size, has_size)
     return not any(value and not used for value, used in unused)
+
+
+def _lent(frame: Frame) -> Lent | None:
+    length, payload_sum, place = _LENT.unpack(frame.payload)
+    if not 0 < length <= PIECE_BYTES_MAX or frame.offset + length > frame.size:
+        return None
+    return Lent(frame.request, frame.offset, frame.size, length, payload_sum, place)
 
 
 def _text(payload: bytes | bytearray | memoryview) -> str | None:

@@ -99,7 +99,7 @@ class StreamServer(ABC):
     async def start(self) -> None:
         """Raises ClusterError if the address cannot be bound."""
         try:
-            self._server = await self._listen(lambda: Peer(self).link)
+            self._server = await self._listen(lambda: self.make_peer().link)
         except OSError as error:
             raise ClusterError(
                 f"{self.name} cannot listen: {error}", to_do="choose another address or end who holds it"
@@ -124,6 +124,10 @@ class StreamServer(ABC):
                 await asyncio.wait(ending, timeout=_CLOSE_S)
         # Not cancelled: the objects that the peers had open are closed there.
         self.readers.shutdown(wait=False)
+
+    def make_peer(self) -> Peer:
+        """What stands for one connection."""
+        return Peer(self)
 
     def admit(self, peer: Peer) -> bool:
         if self._closed or len(self._peers) >= self.limits.connections_max:
@@ -231,17 +235,21 @@ class Peer:
             moved = PieceMoved(order.request)
             self.step(moved)
             try:
-                await self.link.send_piece(
-                    to_frame(data),
-                    payload_sum,
-                    partial(self.step, moved),
-                    waits=server.waits,
-                    whom=f"a peer of {server.name}",
-                    stall_s=server.limits.stall_s,
-                )
+                await self.send_piece(data, payload_sum, partial(self.step, moved))
             except LinkEnded:
                 return
             self.step(PieceSent(order.request))
+
+    async def send_piece(self, data: Data, payload_sum: int, moved: Callable[[], None]) -> None:
+        """Send one piece; see `link.Link.send_piece`. Raises LinkEnded."""
+        await self.link.send_piece(
+            to_frame(data),
+            payload_sum,
+            moved,
+            waits=self._server.waits,
+            whom=f"a peer of {self._server.name}",
+            stall_s=self._server.limits.stall_s,
+        )
 
     async def _bandwidth(self, bucket: TokenBucket, size_bytes: int) -> None:
         delay_s = bucket.take(size_bytes, self._loop.time())
