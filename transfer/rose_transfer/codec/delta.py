@@ -108,7 +108,7 @@ class Delta:
 
         `target` is the bucket from tile `held_from` on, at least up to `end`: live weights do not lie in buckets.
 
-        Raises WrongBase at the first tile that holds other weights; that one and those after it are not written.
+        Raises WrongBase if a tile holds other weights; all are as they were then.
         """
         bits = as_bits(target)
         if not 0 <= held_from <= first <= end <= self.tiles:
@@ -120,21 +120,34 @@ class Delta:
                 f"{bits.size} elements of {bits.itemsize} bytes, not {needed} to {room} of {self.lane} bytes"
             )
         kernels = kernels or best_kernels()
-        fault = kernels.apply(
-            self.streams, bits, self.mode, backwards=backwards, first=first, end=end, held_from=held_from
-        )
-        if fault:
-            raise WrongBase(f"tile {fault[0]} was not applied: {fault[1]}", to_do="repair that tile")
+        tile, why = self._change(bits, kernels, first, end, held_from, backwards=backwards)
+        if why:
+            raise WrongBase(f"tile {tile} was not applied: {why}", to_do="repair that tile")
 
     def _apply_or_undo(self, bits: NDArray[Any], kernels: Kernels, *, backwards: bool) -> None:
-        fault = kernels.apply(self.streams, bits, self.mode, backwards=backwards, first=0, end=self.tiles)
+        tile, why = self._change(bits, kernels, 0, self.tiles, 0, backwards=backwards)
+        if why:
+            raise WrongBase(
+                f"tile {tile} was not applied: {why}; the bucket is as it was, but not what its hash says",
+                to_do="repair that tile, or fetch the whole bucket",
+            )
+
+    def _change(
+        self, bits: NDArray[Any], kernels: Kernels, first: int, end: int, held_from: int, *, backwards: bool
+    ) -> tuple[int, str]:
+        """Change all these tiles, or none and say which one is at fault and why; ("" if none is)."""
+
+        def change(upto: int, *, backwards: bool) -> tuple[int, str] | None:
+            return kernels.apply(
+                self.streams, bits, self.mode, backwards=backwards, first=first, end=upto, held_from=held_from
+            )
+
+        fault = change(end, backwards=backwards)
         if fault is None:
-            return
-        kernels.apply(self.streams, bits, self.mode, backwards=not backwards, first=0, end=fault[0])
-        raise WrongBase(
-            f"tile {fault[0]} was not applied: {fault[1]}; the bucket is as it was, but not what its hash says",
-            to_do="repair that tile, or fetch the whole bucket",
-        )
+            return end, ""
+        if self.mode == "steps":
+            change(fault[0], backwards=not backwards)
+        return fault
 
     def _fitting(self, target: NDArray[Any]) -> NDArray[Any]:
         bits = as_bits(target)

@@ -1,0 +1,212 @@
+"""Live weights of odd ranks are brought from any version to any other, to the bit, or stay what they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from live_tools import SHAPES, Line, first_state, memory_for, packing_for, rank_layout, same_bits
+
+from rose.errors import TransferError
+from rose_transfer.codec import MalformedDelta, WrongBase
+from rose_transfer.layout.layout import Layout
+from rose_transfer.live import LiveUpdate, LiveWeights, RolledBack, live_update
+from rose_transfer.store import Step
+
+RANKS = {
+    "whole": [rank_layout()],
+    "whole, float32": [rank_layout(dtype="float32")],
+    "whole, head twice": [rank_layout(twice=True)],
+    "two ranks": [rank_layout(0, 2), rank_layout(1, 2)],
+    "four ranks, float32": [rank_layout(rank, 4, dtype="float32") for rank in range(4)],
+}
+
+
+@pytest.fixture(params=RANKS.values(), ids=RANKS.keys())
+def ranks(request: pytest.FixtureRequest) -> list[Layout]:
+    found: list[Layout] = request.param
+    return found
+
+
+def update(line: Line, weights: LiveWeights, steps: tuple[Step, ...]) -> LiveUpdate:
+    return LiveUpdate(weights, steps, line.store.objects.read)
+
+
+@pytest.mark.parametrize(("start", "goal"), [(1, 2), (1, 3), (3, 1), (2, 2), (3, 2)])
+def test_ranks_get_from_version_to_version(tmp_path: Path, ranks: list[Layout], start: int, goal: int) -> None:
+    line = Line(tmp_path, ranks)
+    for layout in ranks:
+        weights, memory = line.live(layout, start)
+        change = update(line, weights, line.store.steps(start, goal))
+        change.stage()
+        assert same_bits(memory, memory_for(layout, line.states[start]))
+        change.commit()
+        assert same_bits(memory, memory_for(layout, line.states[goal]))
+        change.roll_back()
+        assert same_bits(memory, memory_for(layout, line.states[start]))
+
+
+def test_one_who_holds_anything_begins_anew(tmp_path: Path, ranks: list[Layout]) -> None:
+    line = Line(tmp_path, ranks)
+    for layout in ranks:
+        memory = memory_for(layout, first_state(seed=99))
+        change = update(line, LiveWeights(layout, line.packing, memory), line.store.steps(None, 3))
+        change.stage()
+        change.commit()
+        assert same_bits(memory, memory_for(layout, line.states[3]))
+        with pytest.raises(TransferError, match="cannot be taken back"):
+            change.roll_back()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_other_weights_than_the_base_are_refused_before_anything_is_written(tmp_path: Path, dtype: str) -> None:
+    layout = rank_layout(dtype=dtype)
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    memory["gate_up"][-1, -1] = 1.5
+    kept = {name: tensor.clone() for name, tensor in memory.items()}
+    change = update(line, weights, line.store.steps(1, 2))
+    with pytest.raises(WrongBase, match="in memory has hash"):
+        change.stage()
+    with pytest.raises(TransferError, match="nothing is staged"):
+        change.commit()
+    assert same_bits(memory, kept)
+
+
+def test_what_is_no_bfloat16_is_refused(tmp_path: Path) -> None:
+    layout = rank_layout(dtype="float32")
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    memory["norm"][3] = 0.1
+    with pytest.raises(TransferError, match="is no bfloat16"):
+        update(line, weights, line.store.steps(1, 2)).stage()
+
+
+@pytest.mark.parametrize("start", [1, 3], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("budget", [2**26, 0], ids=["deltas kept", "deltas read again"])
+def test_every_tile_that_fails_takes_the_update_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, budget: int
+) -> None:
+    """Memory that changes between stage and commit, at the first changed element of each tensor in turn."""
+    monkeypatch.setattr(live_update, "DELTA_BYTES_MAX", budget)
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    steps = line.store.steps(start, 2)
+    goal = memory_for(layout, line.states[2])
+    for name in layout.tensors:
+        weights, memory = line.live(layout, start)
+        change = update(line, weights, steps)
+        change.stage()
+        flat, new = memory[name].view(-1), goal[name].view(-1)
+        at = int(torch.nonzero((flat != new) & ~torch.isnan(flat))[0])
+        flat[at] = 7.0
+        kept = {key: tensor.clone() for key, tensor in memory.items()}
+        with pytest.raises(RolledBack, match="was taken back"):
+            change.commit()
+        assert same_bits(memory, kept), name
+
+
+def test_a_rollback_that_fails_is_told_apart(tmp_path: Path) -> None:
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    change.stage()
+    change.commit()
+    changed = memory["down_proj"] != memory_for(layout, line.states[1])["down_proj"]
+    memory["down_proj"][changed] = 7.0
+    with pytest.raises(WrongBase):
+        change.roll_back()
+
+
+def test_a_damaged_object_stops_the_stage(tmp_path: Path) -> None:
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    steps = line.store.steps(1, 2)
+    other = line.store.steps(2, 3)[0].manifest.buckets
+    for index, entry in enumerate(steps[0].manifest.buckets):
+        swapped = {entry.key: line.store.objects.read(other[index].key)}
+        change = LiveUpdate(
+            weights, steps, lambda key, swapped=swapped: swapped.get(key) or line.store.objects.read(key)
+        )
+        with pytest.raises(MalformedDelta, match="is another delta"):
+            change.stage()
+    assert same_bits(memory, memory_for(layout, line.states[1]))
+
+
+def test_steps_that_do_not_follow_each_other_are_refused(tmp_path: Path) -> None:
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, _ = line.live(layout, 1)
+    first, second = line.store.steps(1, 2)[0], line.store.steps(2, 3)[0]
+    anew = line.store.steps(None, 1)[0]
+    for steps, wrong in (((first, first), "after the step before"), ((second,), "in memory"), ((first, anew), "anew")):
+        with pytest.raises(TransferError, match=wrong):
+            update(line, weights, steps).stage()
+
+
+def test_a_closed_update_is_over(tmp_path: Path) -> None:
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    change.stage()
+    change.close()
+    with pytest.raises(TransferError, match="nothing is staged"):
+        change.commit()
+    assert same_bits(memory, memory_for(layout, line.states[1]))
+
+
+def test_padding_stays_zero(tmp_path: Path) -> None:
+    ranks = [rank_layout(rank, 2) for rank in range(2)]
+    line = Line(tmp_path, ranks)
+    weights, memory = line.live(ranks[1], 1)
+    change = update(line, weights, line.store.steps(1, 3))
+    change.stage()
+    change.commit()
+    (pad,) = ranks[1].pads
+    assert not memory["embed_tokens"][pad.box.starts[0] :].any()
+
+
+def test_a_rank_for_which_nobody_packed_is_refused(tmp_path: Path) -> None:
+    packing = packing_for([rank_layout()])
+    layout = rank_layout(0, 2)
+    memory = memory_for(layout, first_state())
+    with pytest.raises(TransferError, match="rank 0 of 2 holds only a part of bucket"):
+        LiveWeights(layout, packing, memory)
+
+
+def test_ranks_hold_their_share_of_the_buckets() -> None:
+    ranks = [rank_layout(rank, 4) for rank in range(4)]
+    packing = packing_for(ranks)
+    shares = [LiveWeights(layout, packing, memory_for(layout, first_state())).places for layout in ranks]
+    assert set().union(*shares) == set(range(len(packing.buckets)))
+    own = [sum(packing.buckets[place].dense_bytes for place in places) for places in shares]
+    replicated = sum(SHAPES[name].shape[0] * SHAPES[name].shape[-1] * 2 for name in ("k", "mixer"))
+    assert max(own) < packing.dense_bytes / 4 + replicated + 8 * 96 * 4 + 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda memory: memory.pop("qk"), "qk is not there"),
+        (lambda memory: memory.update(qk=torch.zeros(0, dtype=torch.bfloat16)), r"qk is \(\(0,\), 'bfloat16'\)"),
+        (lambda memory: memory.update(qk=memory["qk"].t().contiguous().t()), "qk is"),
+        (lambda memory: memory.update(qk=memory["qk"].half()), "float16"),
+    ],
+    ids=["missing", "packed", "transposed", "another dtype"],
+)
+def test_memory_that_is_not_as_it_was_loaded_is_refused(change, wrong: str) -> None:  # type: ignore[no-untyped-def]
+    layout = rank_layout()
+    memory = memory_for(layout, first_state())
+    change(memory)
+    with pytest.raises(TransferError, match=wrong):
+        LiveWeights(layout, packing_for([layout]), memory)
+
+
+def test_a_dtype_that_cannot_keep_the_published_bits_is_refused() -> None:
+    layout = rank_layout(dtype="float16")
+    with pytest.raises(TransferError, match="as float16, which cannot keep every bfloat16"):
+        LiveWeights(layout, packing_for([layout]), memory_for(layout, first_state()))

@@ -1,0 +1,179 @@
+"""The weights of one rank in memory, seen as the buckets of a packing.
+
+Invariants
+- What is read from a bucket are the bits of its elements, whatever the form in which memory holds them: a bfloat16
+  element kept as float32 counts as the bfloat16 it is, and as none if it is not exactly one.
+- Padding and tensors that are no part of the model are never written.
+- Tiles of a bucket are changed all or none, unless the memory itself fails.
+
+Weights on a device are read and written over copies in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rose.errors import TransferError
+from rose_transfer.codec import TILE_ELEMENTS, Delta, bucket_hash
+from rose_transfer.codec.streams import tile_count
+from rose_transfer.layout.dtypes import dtype_name
+from rose_transfer.layout.layout import Layout
+from rose_transfer.layout.strided import View
+from rose_transfer.live.held import HeldBucket, held_buckets
+from rose_transfer.live.runs import CopiedRun, DirectRun, PartCopy, Run, tile_runs
+from rose_transfer.store.packing import LANE_BYTES, Packing
+
+Bits = NDArray[np.unsignedinteger[Any]]
+_INTEGERS = {2: torch.int16, 4: torch.int32}
+_WIDENED = {("bfloat16", "float32")}
+"""(published, local) dtypes of which the first is the upper half of the second."""
+
+
+class LiveWeights:
+    """`tensors` by the names of `layout`, changed in place by `apply`.
+
+    Raises TransferError that names the tensor if memory is not as the layout says (packed or re-laid after loading),
+    holds elements in a form that cannot keep the published bits, or does not fit the packing (see `held`).
+    """
+
+    def __init__(self, layout: Layout, packing: Packing, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._held = {held.place: held for held in held_buckets(packing, layout)}
+        self._flat = _flat_tensors(layout, tensors)
+        self._runs = {place: tile_runs(held, self._is_plain(held)) for place, held in self._held.items()}
+        for held in self._held.values():
+            for region in held.regions:
+                for piece in region.pieces:
+                    _check_form(layout.holder, region.region.parameter, held.bucket.dtype, self._flat[piece.tensor])
+        self._scratch: torch.Tensor | None = None
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The buckets of the packing that this rank holds, by their place in it."""
+        return tuple(self._held)
+
+    def hash_of(self, place: int) -> int:
+        """The hash of a bucket (see the codec) as memory holds it now.
+
+        Raises TransferError if an element is not one of the published dtype.
+        """
+        held = self._held[place]
+        whole = CopiedRun(0, tile_count(held.bucket.elements), held.bucket.elements, ())
+        for run in self._runs[place]:
+            self._read(held, run, self._room(held, whole)[run.first * TILE_ELEMENTS :])
+        return bucket_hash(self._bits(held, self._room(held, whole)))
+
+    def apply(self, place: int, delta: Delta, *, backwards: bool, journal: Callable[[int, int], None]) -> None:
+        """Apply (backwards: undo) a delta of a bucket; `journal(first, end)` is told after each run of tiles.
+
+        Raises WrongBase if a tile holds other weights: no tile of that run is changed.
+        """
+        for run in self._runs[place]:
+            self._apply_run(self._held[place], run, delta, backwards=backwards)
+            journal(run.first, run.end)
+
+    def apply_run(self, place: int, first: int, delta: Delta, *, backwards: bool) -> None:
+        """`apply` for the one run that begins with tile `first`."""
+        run = next(run for run in self._runs[place] if run.first == first)
+        self._apply_run(self._held[place], run, delta, backwards=backwards)
+
+    def free_scratch(self) -> None:
+        """Give back the room for copies, up to a bucket, that reading and applying have left."""
+        self._scratch = None
+
+    def _apply_run(self, held: HeldBucket, run: Run, delta: Delta, *, backwards: bool) -> None:
+        if isinstance(run, DirectRun):
+            upto = min(run.end * TILE_ELEMENTS, held.bucket.elements)
+            elements = upto - run.first * TILE_ELEMENTS
+            bits = self._bits(held, self._flat[run.tensor][run.offset : run.offset + elements])
+            delta.apply_tiles(bits, run.first, run.end, backwards=backwards, held_from=run.first)
+            return
+        room = self._room(held, run)
+        if delta.coded < delta.elements or delta.mode == "steps":
+            self._read(held, run, room)
+        delta.apply_tiles(self._bits(held, room), run.first, run.end, backwards=backwards, held_from=run.first)
+        self._write(run, room)
+
+    def _read(self, held: HeldBucket, run: Run, room: torch.Tensor) -> None:
+        """Fill the beginning of `room` with the elements of a run."""
+        if isinstance(run, DirectRun):
+            elements = min(run.end * TILE_ELEMENTS, held.bucket.elements) - run.first * TILE_ELEMENTS
+            room[:elements].copy_(self._flat[run.tensor][run.offset : run.offset + elements])
+            return
+        for copy in run.copies:
+            local = _view(self._flat[copy.tensor], copy.local)
+            if local.dtype == room.dtype:
+                _view(room, copy.within_run).copy_(local)
+            else:
+                _narrow(local, _view(room, copy.within_run), held, copy)
+
+    def _write(self, run: CopiedRun, room: torch.Tensor) -> None:
+        for copy in run.copies:
+            local = _view(self._flat[copy.tensor], copy.local)
+            # From bfloat16 to float32 every bit is kept, a NaN's included.
+            local.copy_(_view(room, copy.within_run))
+
+    def _room(self, held: HeldBucket, run: CopiedRun) -> torch.Tensor:
+        """Host memory for the elements of a run, in the dtype of the bucket."""
+        needed = run.elements * held.bucket.lane
+        if self._scratch is None or self._scratch.numel() < needed:
+            self._scratch = torch.empty(needed, dtype=torch.uint8)
+        return self._scratch[:needed].view(getattr(torch, held.bucket.dtype))
+
+    def _is_plain(self, held: HeldBucket) -> Callable[[str], bool]:
+        def is_plain(tensor: str) -> bool:
+            flat = self._flat[tensor]
+            return flat.device.type == "cpu" and dtype_name(flat.dtype) == held.bucket.dtype
+
+        return is_plain
+
+    @staticmethod
+    def _bits(held: HeldBucket, flat: torch.Tensor) -> Bits:
+        lane = held.bucket.lane
+        return flat.view(_INTEGERS[lane]).numpy().view(f"<u{lane}")
+
+
+def _flat_tensors(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    flat: dict[str, torch.Tensor] = {}
+    for name, told in layout.tensors.items():
+        tensor = tensors.get(name)
+        found = None if tensor is None else (tuple(tensor.shape), dtype_name(tensor.dtype))
+        if tensor is None or found != (told.shape, told.dtype) or not tensor.is_contiguous():
+            raise TransferError(
+                f"{layout.holder}: {name} is {found or 'not there'} in memory",
+                expected=f"{(told.shape, told.dtype)}, contiguous, as it is loaded",
+                to_do="start the engine with weights that are neither packed nor re-laid, or anew for each version",
+            )
+        flat[name] = tensor.detach().view(-1)
+    return flat
+
+
+def _check_form(holder: str, parameter: str, published: str, flat: torch.Tensor) -> None:
+    local = dtype_name(flat.dtype)
+    if local != published and (published, local) not in _WIDENED:
+        raise TransferError(
+            f"{holder} holds {parameter} as {local}, which cannot keep every {published}",
+            expected=f"{published}, or float32 for bfloat16",
+            to_do=f"publish {parameter} as {local}, or load the engine with {published}",
+        )
+    assert flat.element_size() >= LANE_BYTES[published]
+
+
+def _narrow(local: torch.Tensor, room: torch.Tensor, held: HeldBucket, copy: PartCopy) -> None:
+    """Copy the upper halves of float32 elements; by their bits, for a conversion would make all NaNs one."""
+    bits = local.view(torch.int32).cpu()
+    if bool(torch.any(bits & 0xFFFF)):
+        raise TransferError(
+            f"{copy.tensor} in memory has an element that is no {held.bucket.dtype}",
+            expected="weights that were published and not changed since",
+            to_do="bring the engine to a whole version",
+        )
+    room.view(torch.int16).copy_(bits >> 16)
+
+
+def _view(flat: torch.Tensor, view: View) -> torch.Tensor:
+    return flat.as_strided(view.sizes, view.strides, flat.storage_offset() + view.offset)
