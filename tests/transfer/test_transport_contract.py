@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from carried_tools import rdma_pair
 from transport_tools import (
     OBJECTS,
     PIECE,
@@ -43,7 +44,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(params=["tcp", "tls", "shared memory", "shared files"])
+@pytest.fixture(params=["tcp", "tls", "shared memory", "shared files", "rdma by tcp", "rdma by shared memory"])
 def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Pair]:
@@ -52,6 +53,8 @@ def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
                 context = tcp_pair(Memory())
             case "tls":
                 context = tcp_pair(Memory(), tls=request.getfixturevalue("certificates"))
+            case "rdma by tcp" | "rdma by shared memory":
+                context = rdma_pair(Memory(), request.param.removeprefix("rdma by "))
             case "shared memory":
                 context = shared_pair(Memory(), short_folder)
             case _:

@@ -167,7 +167,7 @@ async def tcp_pair(
         )
         return clients[-1]
 
-    async with _running(Pair(server, waits, connect), clients) as pair:
+    async with running(Pair(server, waits, connect), clients) as pair:
         yield pair
 
 
@@ -185,12 +185,12 @@ async def shared_pair(source: ObjectSource, folder: Path) -> AsyncIterator[Pair]
         clients.append(SharedMemoryClient(socket_path, token=token, waits=waits))
         return clients[-1]
 
-    async with _running(Pair(server, waits, connect), clients) as pair:
+    async with running(Pair(server, waits, connect), clients) as pair:
         yield pair
 
 
 @asynccontextmanager
-async def _running(pair: Pair, clients: list[StreamClient]) -> AsyncIterator[Pair]:
+async def running(pair: Pair, clients: list[StreamClient]) -> AsyncIterator[Pair]:
     await pair.server.start()
     try:
         yield pair

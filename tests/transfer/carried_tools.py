@@ -1,0 +1,74 @@
+"""Servers and clients whose pieces cross beside the connection, for tests."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from transport_tools import QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running
+
+from rose.waits import WaitBoard
+from rose_transfer.transport.carried import CarriedClient, CarriedServer
+from rose_transfer.transport.carrier import Borrower, Lender
+from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.fetching import StreamClient
+from rose_transfer.transport.interface import ObjectSource
+from rose_transfer.transport.nixl_agent import NixlAgent
+from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
+from rose_transfer.transport.server_session import ServerLimits
+
+UCX_PATHS = {"tcp": "tcp", "shared memory": "shm,cma,tcp"}
+
+
+def need_nixl() -> None:
+    if not any(importlib.util.find_spec(package) for package in ("nixl_cu12", "nixl_cu13")):
+        pytest.skip("NIXL is not installed: pip install --no-deps nixl-cu12==1.5.1")
+
+
+@functools.cache
+def nixl_agents(path: str) -> tuple[NixlAgent, NixlAgent]:
+    """One agent for servers and one for clients, on one of UCX_PATHS, for the whole test process."""
+    need_nixl()
+    before = os.environ.get("UCX_TLS")
+    os.environ["UCX_TLS"] = UCX_PATHS[path]
+    try:
+        return NixlAgent(), NixlAgent()
+    finally:
+        if before is None:
+            del os.environ["UCX_TLS"]
+        else:
+            os.environ["UCX_TLS"] = before
+
+
+@asynccontextmanager
+async def rdma_pair(
+    source: ObjectSource, path: str, *, limits: ServerLimits = QUICK_SERVER, slots: int = 16
+) -> AsyncIterator[Pair]:
+    lending, borrowing = nixl_agents(path)
+    waits = WaitBoard()
+    lender = RdmaLender(lending, waits=waits, slots=slots)
+    async with carried_pair(source, lender, lambda: RdmaBorrower(borrowing), waits, limits) as pair:
+        yield pair
+    assert lender.free_slots == slots
+
+
+@asynccontextmanager
+async def carried_pair(
+    source: ObjectSource, lender: Lender, borrower: Callable[[], Borrower], waits: WaitBoard, limits: ServerLimits
+) -> AsyncIterator[Pair]:
+    server = CarriedServer(source, lender=lender, token=TOKEN, waits=waits, limits=limits)
+    clients: list[StreamClient] = []
+
+    def connect(token: str = TOKEN, limits: ClientLimits = QUICK_CLIENT, port: int | None = None) -> StreamClient:
+        client = CarriedClient(
+            "127.0.0.1", port or server.port, borrower=borrower(), token=token, waits=waits, limits=limits
+        )
+        clients.append(client)
+        return client
+
+    async with running(Pair(server, waits, connect), clients) as pair:
+        yield pair

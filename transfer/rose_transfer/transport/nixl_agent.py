@@ -1,0 +1,208 @@
+"""NIXL, as much of it as is needed: memory that others may read, and reading theirs. Imported only when it is used.
+
+Invariants
+- Memory that a read writes to is not reused, freed or deregistered before NIXL says that the read is over. A read
+  cannot be called back: `releaseXferReq` returns with the bytes still on their way (NIXL pull request 2044). So one
+  that was given up is kept, with its memory, until it ends; then both go.
+- A peer that a read failed on is forgotten and met anew, but only when no read from it is open: forgetting one in use
+  crashes in UCX (NIXL pull request 1868).
+- An agent is closed only after its last read, and is then of no more use.
+
+Which path the reads take is UCX's to choose, or that of whoever sets UCX_TLS: an RDMA card, else shared memory, else
+TCP. Peers that know the token get keys that let them reach the lent memory, and no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import mmap
+import os
+import threading
+import uuid
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rose.errors import ContractError, TransferError
+
+_PACKAGES = ("nixl_cu12", "nixl_cu13")
+
+
+class ReadState(StrEnum):
+    UNDER_WAY = "under way"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Region:
+    """Registered memory: `size_bytes` from `address`."""
+
+    memory: mmap.mmap
+    address: int
+    size_bytes: int
+    registration: Any
+
+
+@dataclass(slots=True, eq=False)
+class Read:
+    """A posted read. Its handle is None once it is over."""
+
+    peer: str
+    handle: Any
+    region: Region
+
+
+class NixlAgent:
+    """One per process is enough; servers and clients may share it. Safe from any thread.
+
+    Raises TransferError if the library is missing or does not start.
+    """
+
+    def __init__(self) -> None:
+        api = _nixl()
+        self._name = f"rose-{uuid.uuid4().hex}"
+        self._lock = threading.Lock()
+        self._reads: dict[str, int] = {}
+        self._broken: set[str] = set()
+        self._given_up: list[Read] = []
+        try:
+            strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+            self._agent: Any = api.nixl_agent(
+                self._name, api.nixl_agent_config(backends=["UCX"], capture_telemetry=False, sync_mode=strict)
+            )
+        except Exception as error:
+            raise TransferError(f"NIXL does not start: {error}", to_do="see its log, or use TcpServer") from error
+
+    @property
+    def given_up(self) -> int:
+        """Reads that nobody waits for and that are not over yet."""
+        with self._lock:
+            return len(self._given_up)
+
+    def register(self, size_bytes: int) -> Region:
+        """Fresh memory that reads may be made from and into. Raises TransferError."""
+        memory = mmap.mmap(-1, size_bytes)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        with self._lock:
+            agent = self._live()
+            try:
+                registration = agent.register_memory([(address, size_bytes, 0, "")], "DRAM")
+            except Exception as error:
+                raise TransferError(
+                    f"{size_bytes} bytes cannot be registered: {error}", to_do="raise the limit of locked memory"
+                ) from error
+        return Region(memory, address, size_bytes, registration)
+
+    def release(self, region: Region) -> None:
+        """Nobody reads the region or into it any more, except what was given up."""
+        with self._lock:
+            self._sweep()
+            if self._agent is not None and all(read.region is not region for read in self._given_up):
+                self._agent.deregister_memory(region.registration)
+
+    def metadata(self) -> bytes:
+        """What a peer needs to read what is registered now."""
+        with self._lock:
+            return bytes(self._live().get_agent_metadata())
+
+    def meet(self, metadata: bytes) -> str:
+        """Make a peer known. Returns its name. Raises TransferError if it is no NIXL peer that can be reached."""
+        with self._lock:
+            agent = self._live()
+            try:
+                peer = agent.add_remote_agent(metadata)
+                name = peer.decode() if isinstance(peer, bytes) else str(peer)
+                if name in self._broken and not self._reads.get(name):
+                    agent.remove_remote_agent(name)
+                    agent.add_remote_agent(metadata)
+                    self._broken.discard(name)
+            except Exception as error:
+                raise TransferError(
+                    f"the other side cannot be reached by NIXL: {error}",
+                    expected="the same version of NIXL and a network that both have",
+                    to_do="look at UCX_TLS and UCX_NET_DEVICES on both sides, or use TcpServer",
+                ) from error
+        return name
+
+    def read(self, peer: str, address: int, size_bytes: int, into: Region) -> Read:
+        """Begin to read `size_bytes` at the peer's `address`. Raises TransferError."""
+        with self._lock:
+            agent = self._live()
+            try:
+                mine = agent.get_xfer_descs([(into.address, size_bytes, 0)], "DRAM")
+                theirs = agent.get_xfer_descs([(address, size_bytes, 0)], "DRAM")
+                handle = agent.initialize_xfer("READ", mine, theirs, peer)
+                agent.transfer(handle)
+            except Exception as error:
+                self._broken.add(peer)
+                raise TransferError(f"a read cannot begin: {error}") from error
+            self._reads[peer] = self._reads.get(peer, 0) + 1
+        return Read(peer, handle, into)
+
+    def state(self, read: Read) -> ReadState:
+        """How a read stands. Asked no more once it is done or failed."""
+        with self._lock:
+            return self._state(read)
+
+    def give_up(self, read: Read) -> None:
+        """Wait no more for a read; its memory is the agent's until it is over."""
+        with self._lock:
+            if read.handle is not None:
+                self._broken.add(read.peer)
+                self._given_up.append(read)
+
+    def close(self) -> None:
+        """Forget all peers and end the agent. Reads that were given up must be over, or it is left to the process."""
+        with self._lock:
+            self._sweep()
+            if self._agent is None or self._given_up:
+                return
+            for peer in self._reads:
+                self._agent.remove_remote_agent(peer)
+            self._agent = None
+
+    def _live(self) -> Any:
+        if self._agent is None:
+            raise ContractError("the NIXL agent is closed")
+        self._sweep()
+        return self._agent
+
+    def _state(self, read: Read) -> ReadState:
+        try:
+            state = self._agent.check_xfer_state(read.handle)
+        except Exception:  # noqa: BLE001
+            state = "ERR"
+        if state == "PROC":
+            return ReadState.UNDER_WAY
+        self._agent.release_xfer_handle(read.handle)
+        read.handle = None
+        self._reads[read.peer] -= 1
+        if state == "DONE":
+            return ReadState.DONE
+        self._broken.add(read.peer)
+        return ReadState.FAILED
+
+    def _sweep(self) -> None:
+        over = [read for read in self._given_up if self._state(read) is not ReadState.UNDER_WAY]
+        for read in over:
+            self._given_up.remove(read)
+            if all(other.region is not read.region for other in self._given_up):
+                self._agent.deregister_memory(read.region.registration)
+
+
+def _nixl() -> Any:
+    for package in _PACKAGES:
+        try:
+            api = importlib.import_module(f"{package}._api")
+        except ImportError:
+            continue
+        if "NIXL_LOG_LEVEL" not in os.environ:
+            logging.getLogger("nixl").setLevel(logging.WARNING)
+        return api
+    raise TransferError(
+        "the RDMA transport needs NIXL, which is not installed",
+        to_do="pip install --no-deps nixl-cu12==1.5.1 (rose-rl[rdma]), or use TcpServer",
+    )
