@@ -97,6 +97,23 @@ def test_every_kernel_writes_the_same_and_gets_the_new_bits(versions: tuple[Arra
     assert len(wires) == 1
 
 
+@LANES
+def test_tiles_that_change_densely_here_and_sparsely_there_are_written_the_same(
+    dtype: type[np.unsignedinteger[Any]],
+) -> None:
+    """The encoders look at a few thousand elements at a time, and take their bits in another way where many differ."""
+    rng = np.random.default_rng(5)
+    old = some_bits(TILE_ELEMENTS + 777, dtype, rng)
+    for _ in range(20):
+        shares = np.repeat(rng.choice([0.0, 0.005, 0.05, 0.07, 0.4, 1.0], 300), 256)[: old.size]
+        new = np.where(rng.random(old.size) < shares, old + dtype(1), old).astype(dtype)
+        wires = {encode(old, new, 0, kernels=kernels).to_wire() for kernels in ALL}
+        assert len(wires) == 1
+        target = old.copy()
+        from_wire(wires.pop()).apply_tiles(target, 0, 2)
+        assert np.array_equal(target, new)
+
+
 @EVERY_KERNEL
 def test_all_pairs_of_patterns_in_a_bucket(kernels: Kernels) -> None:
     """Every old pattern of 16 bits to patterns at every distance of a power of two, and back."""

@@ -1,55 +1,52 @@
 /* Whole buckets, tile by tile. Included by lane.h. */
 
-/* Old and new bits of the elements collected from number `k` up to `end`. */
-TARGET static inline void NAME(fetch)(const ELEM *old, const ELEM *new, size_t k, size_t end, struct NAME(scratch) *s)
+/* What is to be written of the elements fetched from number `k` up to `end`; returns their part of the tile's check. */
+TARGET static inline uint64_t NAME(settle)(struct NAME(scratch) *s, size_t k, size_t end, size_t base, int overwrite)
 {
-    for (; k < end; k++) {
-        s->before[k] = old[s->at[k]];
-        s->after[k] = new[s->at[k]];
+    if (overwrite) {
+        memcpy(s->step + k, s->after + k, (end - k) * LANE);
+        return NAME(sparse_hash)(s->at + k, s->after + k, end - k, base);
     }
+    for (size_t j = k; j < end; j++)
+        s->step[j] = NAME(ordered)(s->after[j]) - NAME(ordered)(s->before[j]);
+    return NAME(growth)(s->at + k, s->before + k, s->after + k, end - k, base);
 }
 
 /* Appends a tile's elements that differ (all of them, if `old` is NULL) to the `k` there are, and counts on.
  *
- * Their bits are fetched while the first cache still has them, but a piece behind: waiting for the positions of the
- * latest piece would keep the processor from reading ahead.
+ * What is found is worked on in between, in small portions, while the memory is busy with what is read ahead: their
+ * bits are fetched while the first cache still has them, but a piece behind, because to wait for the positions of the
+ * latest piece would keep the processor from reading on.
  */
-TARGET static size_t NAME(collect)(const ELEM *old, const ELEM *new, size_t n, size_t k, struct NAME(scratch) *s)
+TARGET static size_t NAME(collect)(const ELEM *old, const ELEM *new, size_t n, size_t k, size_t base, int overwrite,
+                                   struct NAME(scratch) *s, uint64_t *check)
 {
     if (!old) {
         for (size_t i = 0; i < n; i++)
             s->at[k + i] = (uint16_t)i;
         memcpy(s->after + k, new, n * LANE);
+        *check = NAME(settle)(s, k, k + n, base, overwrite);
         return k + n;
     }
-    size_t fetched = k;
+    size_t fetched = k, settled = k;
     const size_t piece = PIECE_BYTES / LANE;
+    uint64_t sum = 0;
+    int many = 0;
     for (size_t from = 0; from < n; from += piece) {
-        size_t ready = k;
-        k += NAME(find)(old + from, new + from, n - from < piece ? n - from : piece, from, s->at + k);
-        NAME(fetch)(old, new, fetched, ready, s);
-        fetched = ready;
+        size_t ready = k, here = n - from < piece ? n - from : piece;
+        if (many)
+            k += NAME(find_many)(old + from, new + from, here, from, s->at + k, s->before + k, s->after + k);
+        else
+            k += NAME(find)(old + from, new + from, here, from, s->at + k);
+        NAME(fetch)(old, new, s->at + fetched, ready - fetched, s->before + fetched, s->after + fetched);
+        fetched = many ? k : ready;
+        many = k - ready > piece / MANY;
+        for (; settled + PORTION <= fetched; settled += PORTION)
+            sum += NAME(settle)(s, settled, settled + PORTION, base, overwrite);
     }
-    NAME(fetch)(old, new, fetched, k, s);
+    NAME(fetch)(old, new, s->at + fetched, k - fetched, s->before + fetched, s->after + fetched);
+    *check = sum + NAME(settle)(s, settled, k, base, overwrite);
     return k;
-}
-
-/* Packs `k` elements of a tile that were collected from number `first` on. */
-TARGET static void NAME(pack_collected)(struct NAME(scratch) *s, size_t first, size_t k, size_t n, int overwrite,
-                                        size_t tile, struct streams *out, struct cursor *to)
-{
-    const uint16_t *at = s->at + first;
-    const ELEM *before = s->before + first, *after = s->after + first;
-    uint64_t check;
-    if (overwrite) {
-        memcpy(s->step, after, k * LANE);
-        check = NAME(sparse_hash)(at, after, k, tile * TILE);
-    } else {
-        for (size_t j = 0; j < k; j++)
-            s->step[j] = NAME(ordered)(after[j]) - NAME(ordered)(before[j]);
-        check = NAME(growth)(at, before, after, k, tile * TILE);
-    }
-    NAME(pack)(at, s->step, k, n, overwrite, check, tile, out, to);
 }
 
 /* `old` may be NULL for an overwrite of every element.
@@ -66,12 +63,12 @@ TARGET static void NAME(encode)(const void *old_data, const void *new_data, size
         begin[0] = 0;
         for (count = 0; first + count < tiles && count < BATCH_TILES && begin[count] < BATCH; count++) {
             size_t base = (first + count) * TILE, n = tile_length(elements, first + count);
-            begin[count + 1] = NAME(collect)(old ? old + base : NULL, new + base, n, begin[count], s);
+            begin[count + 1] = NAME(collect)(old ? old + base : NULL, new + base, n, begin[count], base, overwrite, s,
+                                             &out->check[first + count]);
         }
-        for (size_t i = 0; i < count; i++) {
-            size_t n = tile_length(elements, first + i);
-            NAME(pack_collected)(s, begin[i], begin[i + 1] - begin[i], n, overwrite, first + i, out, &to);
-        }
+        for (size_t i = 0; i < count; i++)
+            NAME(pack)(s->at + begin[i], s->step + begin[i], begin[i + 1] - begin[i], tile_length(elements, first + i),
+                       overwrite, s->spread, first + i, out, &to);
     }
     out->index_size = to.index;
     out->values_size = to.values;
@@ -166,7 +163,8 @@ TARGET static enum fault NAME(compose)(const struct streams *first, const struct
                                overwrite, &s[2]);
         uint64_t check = overwrite ? NAME(sparse_hash)(s[2].at, s[2].step, k, tile * TILE)
                                    : first->check[tile] + second->check[tile];
-        NAME(pack)(s[2].at, s[2].step, k, n, overwrite, check, tile, out, &to);
+        out->check[tile] = check;
+        NAME(pack)(s[2].at, s[2].step, k, n, overwrite, s[2].spread, tile, out, &to);
         advance(&from, first, tile, LANE);
         advance(&then, second, tile, LANE);
     }

@@ -14,12 +14,12 @@
 #define SKIP 255u  /* a gap byte that moves on without an element */
 
 /* How the work is cut up; measured, and of no consequence for the result. */
-#ifndef BATCH
-#define BATCH_TILES 16u
+#define BATCH_TILES 4u
 #define BATCH 16384u /* elements after which no further tile is collected before those are packed */
-#endif
 #define AHEAD_BYTES 4096u /* how far the encoder reads ahead on each side */
 #define PIECE_BYTES 2048u /* of each side that are compared at a time: four pieces must fit the first cache */
+#define PORTION 32u /* elements that are worked on at a time while others are read */
+#define MANY 16u /* from one in so many on, old and new bits are taken from whole vectors */
 #define BLOCK 32768u /* elements that are counted at a time, by 16-bit counters */
 
 enum index_code { GAP8, GAP16, BITMAP, DENSE };

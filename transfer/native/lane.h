@@ -3,12 +3,13 @@
  * Set by the includer: ELEM and SIGNED (types), LANE (bytes), ISA, TARGET (function attribute), NAME(x) (a suffix).
  */
 
-/* Elements of one tile; while encoding, those of a batch of tiles in `at`, `before` and `after`. */
+/* Elements of one tile; while encoding, those of a batch of tiles. `spread` is room for the steps of a dense tile. */
 struct NAME(scratch) {
     uint16_t at[BATCH + TILE + SLACK];
     ELEM before[BATCH + TILE + SLACK];
     ELEM after[BATCH + TILE + SLACK];
-    ELEM step[TILE + SLACK];
+    ELEM step[BATCH + TILE + SLACK];
+    ELEM spread[TILE];
 };
 
 /* Bit patterns in the order of the numbers that they stand for, as a bijection: 0xffff.. (lowest) to 0x7fff.. */

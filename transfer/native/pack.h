@@ -20,11 +20,19 @@ TARGET static void NAME(write_gap16)(const uint16_t *restrict at, size_t k, uint
     }
 }
 
-TARGET static void NAME(write_bitmap)(const uint16_t *restrict at, size_t k, size_t n, uint8_t *restrict out)
+/* By way of a byte for each element, in `room`: of bits set one by one, each would wait for the one before it. */
+TARGET static void NAME(write_bitmap)(const uint16_t *restrict at, size_t k, size_t n, uint8_t *restrict room,
+                                      uint8_t *restrict out)
 {
-    memset(out, 0, (n + 7) / 8);
+    size_t bytes = (n + 7) / 8;
+    memset(room, 0, 8 * bytes);
     for (size_t j = 0; j < k; j++)
-        out[at[j] >> 3] |= (uint8_t)(1u << (at[j] & 7));
+        room[at[j]] = 1;
+    for (size_t i = 0; i < bytes; i++) {
+        uint64_t eight;
+        memcpy(&eight, room + 8 * i, 8);
+        out[i] = (uint8_t)(eight * 0x0102040810204080u >> 56); /* the lowest bits of the eight, side by side */
+    }
 }
 
 /* How many steps need an escape from a nibble, and from a byte. */
@@ -117,27 +125,31 @@ TARGET static struct NAME(form) NAME(choose)(const uint16_t *at, const ELEM *ste
     return form;
 }
 
-/* Steps of `k` elements become those of all `n`: from the back, so that none is overtaken. */
-TARGET static void NAME(spread)(const uint16_t *at, ELEM *step, size_t k, size_t n)
+/* Steps of `k` elements among those of all `n`. */
+TARGET static void NAME(spread)(const uint16_t *restrict at, const ELEM *restrict step, size_t k, size_t n,
+                                ELEM *restrict out)
 {
-    for (size_t i = n; i-- > 0;)
-        step[i] = k > 0 && at[k - 1] == i ? step[--k] : 0;
+    memset(out, 0, n * LANE);
+    for (size_t j = 0; j < k; j++)
+        out[at[j]] = step[j];
 }
 
-/* Writes a tile and moves `to` behind it. `step` has room for a whole tile and is spent. */
-TARGET static void NAME(pack)(const uint16_t *at, ELEM *step, size_t k, size_t n, int overwrite, uint64_t check,
+/* Writes all of a tile but its check, and moves `to` behind it. `room` is for the steps of a whole tile. */
+TARGET static void NAME(pack)(const uint16_t *at, const ELEM *step, size_t k, size_t n, int overwrite, ELEM *room,
                               size_t tile, struct streams *out, struct cursor *to)
 {
     struct NAME(form) form = NAME(choose)(at, step, k, n, overwrite);
     uint8_t *where = out->index + to->index;
-    if (form.index == GAP8)
+    if (form.index == GAP8) {
         NAME(write_gap8)(at, k, where);
-    else if (form.index == GAP16)
+    } else if (form.index == GAP16) {
         NAME(write_gap16)(at, k, where);
-    else if (form.index == BITMAP)
-        NAME(write_bitmap)(at, k, n, where);
-    else
-        NAME(spread)(at, step, k, n);
+    } else if (form.index == BITMAP) {
+        NAME(write_bitmap)(at, k, n, (uint8_t *)room, where);
+    } else {
+        NAME(spread)(at, step, k, n, room);
+        step = room;
+    }
 
     where = out->values + to->values;
     if (form.value == NIBBLE)
@@ -152,6 +164,5 @@ TARGET static void NAME(pack)(const uint16_t *at, ELEM *step, size_t k, size_t n
     out->shape[tile] = shape_of((uint32_t)form.count, form.index, form.value);
     out->index_bytes[tile] = (uint32_t)form.index_bytes;
     out->escapes[tile] = (uint32_t)form.escapes;
-    out->check[tile] = check;
     advance(to, out, tile, LANE);
 }
