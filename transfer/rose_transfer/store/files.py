@@ -62,6 +62,16 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def flush_file(path: Path) -> int:
+    """Make the bytes of a file outlast a loss of power. Returns how many there are."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+
+
 def files_in(folder: Path) -> Iterator[tuple[str, int]]:
     """Name and size in bytes of every whole file, by name; a file removed meanwhile is left out."""
     with os.scandir(folder) as found:

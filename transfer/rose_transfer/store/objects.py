@@ -20,7 +20,17 @@ import threading
 from pathlib import Path
 
 from rose.errors import TransferError
-from rose_transfer.store.files import Bytes, NoRoom, disk_trouble, files_in, flush_folder, remove_drafts, write_whole
+from rose_transfer.store.files import (
+    DRAFT_PREFIX,
+    Bytes,
+    NoRoom,
+    disk_trouble,
+    files_in,
+    flush_file,
+    flush_folder,
+    remove_drafts,
+    write_whole,
+)
 
 _COMPARED_BYTES = 2**20
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -96,6 +106,29 @@ class Objects:
                 raise TransferError(f"cannot write an object to {self._folder}: {error}") from error
             raise _no_room(self._folder, len(data), shutil.disk_usage(self._folder).free) from error
         return key
+
+    def adopt(self, path: Path) -> None:
+        """Take the file at `path` as the object that it is named for, over a damaged one; the file stays where it is.
+
+        Not copied, so it must lie on the same disk, and must not be changed any more. Its bytes are not compared with
+        the key here: `read` does that. Raises NoRoom, or TransferError.
+        """
+        key = path.name
+        placed = self._path(key)
+        with disk_trouble(f"object {key[:12]} cannot be taken into {self._folder}"):
+            if placed.exists() and os.path.samefile(path, placed):
+                return
+            size = flush_file(path)
+            self._reserve(key, size)
+            draft = self._folder / f"{DRAFT_PREFIX}{key}"
+            try:
+                draft.unlink(missing_ok=True)
+                os.link(path, draft)
+                os.rename(draft, placed)
+            except BaseException:
+                self._forget(key)
+                draft.unlink(missing_ok=True)
+                raise
 
     def read(self, key: str) -> bytes:
         """All bytes of an object. Raises LostObject, or TransferError if the disk fails."""

@@ -108,6 +108,15 @@ class StoreReader:
             raise TransferError(f"version {version} is not in {self.folder}", expected=f"one that is kept: {kept}")
         return self._marks[version]
 
+    def holds(self, version: int, fingerprint: str) -> bool:
+        """Whether a way may begin at `version` with these bits: it is kept, or only passed through."""
+        if version in self._marks:
+            return self._marks[version] == fingerprint
+        return any(
+            (version, fingerprint) in ((found.version, found.fingerprint), (found.base, found.base_fingerprint))
+            for found in self._manifests.values()
+        )
+
     def manifests(self) -> tuple[Manifest, ...]:
         """All ways there are, in a fixed order."""
         manifests = self._manifests

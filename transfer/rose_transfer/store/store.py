@@ -48,10 +48,10 @@ class Store(StoreWriter):
     """
 
     def __init__(self, folder: Path, *, compress: bool = False, bytes_max: int | None = None) -> None:
-        super().__init__(folder, bytes_max)
         self._level = ZSTD if compress else RAW
         self._held: _Held | None = None
         self._writing = threading.Lock()
+        super().__init__(folder, bytes_max)
 
     def publish(self, version: int, packing: Packing, buckets: Iterable[Bits], base: int | None = None) -> Manifest:
         """Store `buckets`, those of `packing` in its order, as `version`: in steps from `base` where that can be had.
@@ -137,6 +137,18 @@ class Store(StoreWriter):
             if newest is not None and chain.anchor_due(self.links(), newest):
                 self._write_whole(newest)
             self._merge_all(chain.mergeable(self.links(), self.versions()))
+            self._remove_unneeded()
+
+    def close(self) -> None:
+        """As in `StoreWriter`, once what is being written is."""
+        with self._writing:
+            super().close()
+
+    def clear(self) -> None:
+        """Remove every version: what comes next is of another lineage, whose numbers may be lower."""
+        with self._writing:
+            self._held = None
+            self._remove_marks(*self.versions())
             self._remove_unneeded()
 
     def _take_over(self, incoming: Manifest) -> None:

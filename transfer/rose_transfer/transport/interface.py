@@ -36,7 +36,7 @@ def is_key(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """The newest version that a server offers, and the key of its manifest."""
+    """The newest version that a server offers, and a key that says more of it to those who know what keys mean."""
 
     version: int
     key: str
@@ -76,6 +76,15 @@ class ObjectSource(Protocol):
 
     def open(self, key: str) -> ReadableObject:
         """Raises TransferError if there is none."""
+        ...
+
+
+@runtime_checkable
+class PreparingSource(Protocol):
+    """A source some of whose objects are made when they are asked for."""
+
+    async def prepare(self, key: str) -> None:
+        """Called in the server's loop before `has` and `open`. Raises RoseError if the object cannot be made."""
         ...
 
 

@@ -24,7 +24,7 @@ from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.transport.auth import checked_token
 from rose_transfer.transport.frames import FROM_CLIENT, PIECE_BYTES_MAX, Frame, Header
-from rose_transfer.transport.interface import Announcement, ObjectSource, ReadableObject
+from rose_transfer.transport.interface import Announcement, ObjectSource, PreparingSource, ReadableObject
 from rose_transfer.transport.link import Link, LinkEnded
 from rose_transfer.transport.messages import Data, Fail, FailCode, to_frame
 from rose_transfer.transport.server_session import (
@@ -46,6 +46,7 @@ from rose_transfer.transport.server_session import (
 from rose_transfer.transport.token_bucket import TokenBucket
 
 _READ_S = 30.0
+_PREPARE_S = 300.0
 _READERS = 4
 _OPEN_OBJECTS = 4
 _CLOSE_S = 1.0
@@ -86,6 +87,12 @@ class StreamServer(ABC):
     def find(self, key: str) -> tuple[int, str]:
         """Size and path of a file that holds the object. Called in a reader thread. Raises RoseError or OSError."""
         raise ContractError(f"{self.name} hands over no files")
+
+    async def prepare(self, key: str) -> None:
+        """Have the source make an object that is made when it is asked for. Raises RoseError."""
+        if isinstance(self.source, PreparingSource):
+            preparing = self.source.prepare(key)
+            await self.waits.within(preparing, f"{key} to be made", "the store", _PREPARE_S, boundary="transfer")
 
     @property
     def local(self) -> bool:
@@ -223,6 +230,7 @@ class Peer:
         while True:
             order = await self._orders.get()
             try:
+                await server.prepare(order.key)
                 reading = self._loop.run_in_executor(server.readers, self._read, order)
                 data, payload_sum = await server.waits.within(
                     reading, f"piece of {order.key}", "the store", _READ_S, boundary="transfer"
@@ -286,6 +294,7 @@ class Peer:
             return self._server.find(order.key)
 
         try:
+            await self._server.prepare(order.key)
             finding = self._loop.run_in_executor(self._server.readers, find)
             size_bytes, path = await self._server.waits.within(
                 finding, f"file of {order.key}", "the store", _READ_S, boundary="transfer"

@@ -1,8 +1,8 @@
 """Objects on one host: the server hands over files, the receiver maps them; no byte crosses a socket.
 
 An object that is a file by itself is handed over as it is. Any other is copied once into `spool`, a folder that
-should be on tmpfs, and stays there until the server closes. Watches, the token and mended connections are those of
-TCP, over a Unix socket that only this user may open.
+should be on tmpfs, and stays there until 256 others were copied after it or the server closes. Watches, the token and
+mended connections are those of TCP, over a Unix socket that only this user may open.
 
 Invariants
 - A file that a receiver can be told of is whole: it is written beside, then renamed.
@@ -30,6 +30,7 @@ from rose_transfer.transport.server_session import ServerLimits
 from rose_transfer.transport.serving import StreamServer
 
 _SOCKET_PATH_BYTES_MAX = 107
+_SPOOLED_MAX = 256
 _ONE_STREAM = ClientLimits(streams=1)
 
 
@@ -76,11 +77,18 @@ class SharedMemoryServer(StreamServer):
             size = readable.size_bytes
             if isinstance(readable, FileObject):
                 return size, str(readable.path.absolute())
-            if key not in self._spooled:
-                self._spooled[key] = self._copy(key, size, readable.read_at)
-            return size, str(self._spooled[key])
+            path = self._spooled.get(key)
+            if path is None:
+                path = self._spooled[key] = self._copy(key, size, readable.read_at)
+                self._forget_oldest()
+            return size, str(path)
         finally:
             readable.close()
+
+    def _forget_oldest(self) -> None:
+        for key in list(self._spooled)[:-_SPOOLED_MAX]:
+            if (path := self._spooled.pop(key, None)) is not None:
+                path.unlink(missing_ok=True)
 
     def _copy(self, key: str, size: int, read_at: Callable[[int, int], bytes | memoryview]) -> Path:
         """Two peers may copy the same key at once: both copies are whole, the later one stays."""

@@ -1,0 +1,210 @@
+"""What the tests of distribution share: a store that is served, an engine that has only a folder and steps, links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from store_tools import Bits, publish_line
+from transport_tools import PIECE, QUICK_SERVER, TOKEN, TcpClient
+
+from rose.waits import WaitBoard
+from rose_transfer.codec import from_wire
+from rose_transfer.distribution import Fetched, MakeServer, Receiver, Relay
+from rose_transfer.distribution.outlet import Outlet
+from rose_transfer.store import BucketId, Objects, Packing, Store, manifest, packing
+from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.interface import ObjectSource, ReadableObject
+from rose_transfer.transport.tcp import TcpServer
+
+WATCH_S = 0.6
+PATIENT = 30.0
+CLIENT = ClientLimits(streams=2, window=2, piece_bytes=PIECE, greet_s=1.0, stall_s=1.0, retry_s=0.01, retry_s_max=0.05)
+
+
+@dataclass
+class Engine:
+    """Holds the wanted buckets of one version, and moves on by what lies in a folder; `start` says where it is."""
+
+    wanted: Callable[[Packing], Collection[BucketId]] | None = None
+    bits: dict[BucketId, Bits] = field(default_factory=dict)
+    version: int | None = None
+    fingerprint: str | None = None
+
+    def apply(self, fetched: Fetched) -> None:
+        """Raises if anything is missing or has not the bits that the manifests say."""
+        objects = Objects(fetched.objects_folder)
+        for key, backwards in fetched.steps:
+            found = manifest.from_bytes(objects.read(key))
+            described = packing.from_bytes(objects.read(found.packing))
+            wanted = None if self.wanted is None else self.wanted(described)
+            if found.base is None:
+                self.bits = {}
+            for bucket, entry in zip(described.buckets, found.buckets, strict=True):
+                if wanted is not None and bucket.bucket_id not in wanted:
+                    continue
+                delta = from_wire(objects.read(entry.key))
+                if found.base is None:
+                    self.bits[bucket.bucket_id] = np.empty(bucket.elements, np.dtype(f"<u{bucket.lane}"))
+                bits = self.bits[bucket.bucket_id]
+                after = delta.undo(bits, entry.after) if backwards else delta.apply(bits, entry.before)
+                assert after == (entry.before if backwards else entry.after)
+        self.version, self.fingerprint = fetched.version, fetched.fingerprint
+
+    async def move(self, receiver: Receiver, goal: int, deadline_s: float = PATIENT) -> Fetched:
+        fetched = await receiver.fetch(self.version, self.fingerprint, goal, deadline_s=deadline_s)
+        self.apply(fetched)
+        receiver.forget()
+        return fetched
+
+    def has(self, expected: list[Bits]) -> bool:
+        return len(self.bits) == len(expected) and all(
+            mine.tobytes() == theirs.tobytes()
+            for (_, mine), theirs in zip(sorted(self.bits.items()), expected, strict=True)
+        )
+
+
+class Counted:
+    """A source that counts the payload which is read from it, ways and objects apart."""
+
+    def __init__(self, source: ObjectSource) -> None:
+        self._source = source
+        self.object_bytes = 0
+        self.reads: list[tuple[str, int, int]] = []
+
+    async def prepare(self, key: str) -> None:
+        await self._source.prepare(key)  # type: ignore[attr-defined]
+
+    def has(self, key: str) -> bool:
+        return self._source.has(key)
+
+    def open(self, key: str) -> ReadableObject:
+        return _CountedObject(self, key, self._source.open(key))
+
+
+class _CountedObject:
+    def __init__(self, counted: Counted, key: str, inner: ReadableObject) -> None:
+        self._counted, self._key, self._inner = counted, key, inner
+
+    @property
+    def size_bytes(self) -> int:
+        return self._inner.size_bytes
+
+    def read_at(self, offset: int, length: int) -> bytes | memoryview:
+        data = self._inner.read_at(offset, length)
+        self._counted.reads.append((self._key, offset, len(data)))
+        if "way-" not in self._key:
+            self._counted.object_bytes += len(data)
+        return data
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Site:
+    """Makes servers, clients, receivers and relays of one test, and closes what is left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.waits = WaitBoard()
+        self.counted: list[Counted] = []
+        self._clients: list[TcpClient] = []
+        self._made = 0
+
+    def serve(self, port: int = 0) -> MakeServer:
+        def make(source: ObjectSource) -> TcpServer:
+            self.counted.append(Counted(source))
+            return TcpServer(self.counted[-1], token=TOKEN, waits=self.waits, port=port, limits=QUICK_SERVER)
+
+        return make
+
+    def client(self, port: int, token: str = TOKEN) -> TcpClient:
+        self._clients.append(TcpClient("127.0.0.1", port, token=token, waits=self.waits, limits=CLIENT))
+        return self._clients[-1]
+
+    def receiver(
+        self, port: int, name: str = "", wanted: Callable[[Packing], Collection[BucketId]] | None = None
+    ) -> Receiver:
+        self._made += 1
+        folder = self.folder / (name or f"receiver-{self._made}")
+        return Receiver(self.client(port), folder, waits=self.waits, wanted=wanted, watch_s=WATCH_S)
+
+    @asynccontextmanager
+    async def relay(
+        self, upstream_port: int, name: str = "relay", *, port: int = 0, keep: int = 4, bytes_max: int | None = None
+    ) -> AsyncIterator[Relay]:
+        """A relay that follows, until the end of the `with`."""
+        client = self.client(upstream_port)
+        relay = Relay(
+            client,
+            self.folder / name,
+            waits=self.waits,
+            serve=[self.serve(port)],
+            keep=keep,
+            bytes_max=bytes_max,
+            watch_s=WATCH_S,
+        )
+        async with relay:
+            following = asyncio.create_task(relay.run())
+            try:
+                yield relay
+            finally:
+                following.cancel()
+                await asyncio.wait([following])
+        await client.close()
+
+    async def close(self) -> None:
+        for client in self._clients:
+            await client.close()
+
+
+@asynccontextmanager
+async def site(folder: Path) -> AsyncIterator[Site]:
+    made = Site(folder)
+    try:
+        yield made
+    finally:
+        await made.close()
+    assert made.waits.snapshot() == ()
+
+
+@asynccontextmanager
+async def offered(where: Site, store: Store, *, port: int = 0) -> AsyncIterator[tuple[Outlet, int]]:
+    """The store is served; yields its outlet and the port."""
+    outlet = Outlet(store, [where.serve(port)])
+    await outlet.open()
+    try:
+        yield outlet, port_of(outlet)
+    finally:
+        await outlet.close()
+
+
+def port_of(served: Outlet | Relay) -> int:
+    (server,) = served.servers
+    assert isinstance(server, TcpServer)
+    return server.port
+
+
+def line(folder: Path, versions: int, **how: float) -> tuple[Store, dict[int, list[Bits]]]:
+    """A store with versions 1 to `versions`, and what they hold."""
+    store = Store(folder, compress=True)
+    return store, publish_line(store, versions, **how)  # type: ignore[arg-type]
+
+
+async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

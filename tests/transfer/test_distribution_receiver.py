@@ -1,0 +1,179 @@
+"""A receiver ends with the bits that were published, fetches nothing else, and nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from distribution_tools import PATIENT, Engine, line, offered, site, until
+from store_tools import PACKING, first_weights, moved
+
+from rose.errors import ContractError
+from rose_transfer.distribution import Offer
+from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
+from rose_transfer.transport.interface import ObjectMissing, Refused
+
+
+def test_from_nothing_then_onwards_then_back(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(tmp_path / "store", 5)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver, engine = here.receiver(port), Engine()
+            for goal, steps in ((2, 2), (3, 1), (5, 1), (1, 1), (5, 1), (5, 0)):
+                fetched = await engine.move(receiver, goal)
+                assert engine.has(history[goal])
+                assert (fetched.version, fetched.fingerprint) == (goal, store.fingerprint(goal))
+                assert len(fetched.steps) == steps
+                assert fetched.start_known or goal == 2
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_nothing_but_what_the_wanted_buckets_need(tmp_path: Path) -> None:
+    wanted = {BucketId("all", 1), BucketId("all", 3)}
+    asked: list[Packing] = []
+
+    def of_this_rank(packing: Packing) -> set[BucketId]:
+        asked.append(packing)
+        return wanted
+
+    async def check() -> None:
+        store, history = line(tmp_path / "store", 2)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver, engine = here.receiver(port, wanted=of_this_rank), Engine(of_this_rank)
+            fetched = await receiver.fetch(None, None, 2, deadline_s=PATIENT)
+            engine.apply(fetched)
+            assert {bucket: bits.tobytes() for bucket, bits in engine.bits.items()} == {
+                bucket: history[2][bucket.index].tobytes() for bucket in wanted
+            }
+            objects = Objects(fetched.objects_folder)
+            expected: set[str] = set()
+            for key, _ in fetched.steps:
+                found = manifest.from_bytes(objects.read(key))
+                expected |= {key, found.packing, *(e.key for e in found.buckets if e.bucket_id in wanted)}
+            assert set(objects.known()) == expected
+            assert fetched.bytes_received == objects.used_bytes
+        assert asked[0] == PACKING
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(tmp_path / "store", 3)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver = here.receiver(port, "one")
+            first = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
+            again = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
+            restarted = await here.receiver(port, "one").fetch(None, None, 3, deadline_s=PATIENT)
+            assert first.bytes_received > 0
+            assert (again.bytes_received, restarted.bytes_received) == (0, 0)
+            assert here.counted[0].object_bytes == first.bytes_received
+            receiver.forget(keep=[first])
+            assert (await receiver.fetch(None, None, 3, deadline_s=PATIENT)).bytes_received == 0
+            receiver.forget()
+            assert list(first.objects_folder.iterdir()) == []
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_other_bits_under_the_number_one_holds_are_never_gone_on_from(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(tmp_path / "store", 3)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver, engine = here.receiver(port), Engine(version=2, fingerprint="0" * 64)
+            fetched = await engine.move(receiver, 3)
+            assert not fetched.start_known
+            assert engine.has(history[3])
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_a_retired_version_is_missing_and_a_start_that_was_retired_begins_anew(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(tmp_path / "store", 6)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver, engine = here.receiver(port), Engine()
+            await engine.move(receiver, 2)
+            store.collect(2)
+            with pytest.raises(ObjectMissing, match="version 4 is not kept upstream"):
+                await receiver.fetch(None, None, 4, deadline_s=PATIENT)
+            assert not (await engine.move(receiver, 6)).start_known
+            assert engine.has(history[6])
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_news_skip_what_was_overtaken_and_come_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(tmp_path / "store", 2)
+        async with site(tmp_path) as here, offered(here, store) as (outlet, port):
+            news = here.receiver(port).subscribe()
+            assert await anext(news) == Offer(2, store.fingerprint(2))
+            for version in (3, 4):
+                history[version] = moved(history[version - 1], 0.1, version)
+                store.publish(version, PACKING, history[version], base=version - 1)
+                outlet.announce_newest()
+                outlet.announce_newest()
+            await until(lambda: here.waits.snapshot() == ())
+            assert await anext(news) == Offer(4, store.fingerprint(4))
+            waiting = asyncio.ensure_future(anext(news))
+            await until(lambda: any("version 5" in wait.what for wait in here.waits.snapshot()))
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_news_outlast_a_server_and_tell_of_another_lineage(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(tmp_path / "store", 4)
+        async with site(tmp_path) as here:
+            async with offered(here, store) as (_, port):
+                receiver = here.receiver(port)
+                news = receiver.subscribe(after=Offer(3, store.fingerprint(3)))
+                assert (await anext(news)).version == 4
+            store.close()
+            other = Store(tmp_path / "other")
+            other.publish(1, PACKING, first_weights(99))
+            waiting = asyncio.ensure_future(anext(news))
+            async with offered(here, other, port=port):
+                assert await waiting == Offer(1, other.fingerprint(1))
+            other.close()
+
+    asyncio.run(check())
+
+
+def test_a_wrong_token_ends_news_and_fetches(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(tmp_path / "store", 1)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver = here.receiver(port)
+            receiver._client = here.client(port, token="another token of the tests")
+            with pytest.raises(Refused):
+                await anext(receiver.subscribe())
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_one_fetch_at_a_time(tmp_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(tmp_path / "store", 1)
+        async with site(tmp_path) as here, offered(here, store) as (_, port):
+            receiver = here.receiver(port)
+            both = await asyncio.gather(
+                *(receiver.fetch(None, None, 1, deadline_s=PATIENT) for _ in range(2)), return_exceptions=True
+            )
+            assert isinstance(both[1], ContractError)
+            assert not isinstance(both[0], BaseException)
+        store.close()
+
+    asyncio.run(check())

@@ -1,0 +1,21 @@
+"""From one trainer to engines everywhere: versions are published, relayed, fetched; only what is needed crosses a link.
+
+Follow a version: `publisher` packs and stores it and announces an `offer`; a `receiver` hears of it, asks for the `way`
+from what it holds, and fetches what that names; `source` is who answers, on a publisher and on a `relay` alike.
+
+| module | holds |
+|---|---|
+| `publisher`, `receiver`, `relay` | what people use: publish, fetch, pass on |
+| `offer`, `way` (pure) | what is announced, and how one gets there; their texts, strictly parsed |
+| `source`, `outlet` | a store behind a transport: objects, ways made on demand, announcements |
+| `subscription`, `following` | hearing of versions; one attempt at fetching what leads to one |
+| `shelf`, `arrival` | objects that were fetched, and those under way, resumable after a kill |
+"""
+
+from rose_transfer.distribution.offer import Offer
+from rose_transfer.distribution.outlet import MakeServer
+from rose_transfer.distribution.publisher import WeightPublisher
+from rose_transfer.distribution.receiver import Fetched, Receiver
+from rose_transfer.distribution.relay import Relay, Relayed
+
+__all__ = ["Fetched", "MakeServer", "Offer", "Receiver", "Relay", "Relayed", "WeightPublisher"]

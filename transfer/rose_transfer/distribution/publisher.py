@@ -1,0 +1,181 @@
+"""What the author of a trainer uses: publish weights as versions, and serve them to whoever has the token.
+
+    layouts = [...]                                    # of the engines' ranks; none: everybody fetches everything
+    serve = [partial(TcpServer, token=token, waits=waits, host="0.0.0.0", port=7070, tls=tls)]
+    async with WeightPublisher(folder, waits=waits, receivers=layouts, serve=serve, keep=4) as publisher:
+        await publisher.publish(step, model.state_dict())
+
+Invariants
+- A version is announced only once it is whole on disk, and what was published keeps its bits. The state dict may
+  change as soon as `publish` has returned.
+- What several receivers hold alike is packed once, so the bytes that leave do not grow with replicas.
+- The last `keep` versions and those that are pinned stay; others are retired after each publishing, in the background.
+
+Memory: the bits of the version published last, one model's size in the published dtypes, and one bucket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from rose.errors import TransferError
+from rose.logs import logger
+from rose.waits import WaitBoard
+from rose_transfer.distribution.outlet import MakeServer, Outlet
+from rose_transfer.layout.holdings import shard_classes
+from rose_transfer.layout.layout import Layout, Parameter
+from rose_transfer.store import Manifest, Packing, Store
+from rose_transfer.store.buckets import pack, state_parameters
+from rose_transfer.store.packing import pack_regions, pack_whole
+from rose_transfer.transport.interface import ObjectServer
+
+_WRITE_S = 3600.0
+log = logger("weights")
+
+
+class WeightPublisher:
+    """The publisher of `folder`, while used as an asynchronous context manager. From one event loop.
+
+    `receivers` are the layouts of all ranks that will fetch (see `layout`): only what they hold is published, in
+    their dtypes. Without any, `parameters` says which names, shapes and dtypes are published (see
+    `layout.checkpoint`), None for those of the state dict as they are. `serve` makes the servers; `compress` writes
+    deltas in zstd, for slow links; objects together take at most `bytes_max` bytes of disk, None for no limit.
+
+    Raises TransferError if another process publishes in the folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        waits: WaitBoard,
+        receivers: Iterable[Layout] = (),
+        parameters: Mapping[str, Parameter] | None = None,
+        serve: Sequence[MakeServer] = (),
+        keep: int = 4,
+        compress: bool = True,
+        bytes_max: int | None = None,
+    ) -> None:
+        if keep < 1:
+            raise ValueError(f"keep={keep} must be at least 1")
+        self.store = Store(folder, compress=compress, bytes_max=bytes_max)
+        self._outlet = Outlet(self.store, serve)
+        self._waits = waits
+        self._layouts = tuple(receivers)
+        self._parameters = parameters
+        self._keep = keep
+        self._pinned: set[int] = set()
+        self._packing: Packing | None = None
+        # What that packing is of; None once it does not fit any more.
+        self._packed_for: Mapping[str, Parameter] | None = None
+        self._retiring: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> WeightPublisher:
+        try:
+            await self._outlet.open()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    @property
+    def servers(self) -> tuple[ObjectServer, ...]:
+        """Those that `serve` made, in its order, once entered."""
+        return self._outlet.servers
+
+    @property
+    def newest(self) -> int | None:
+        """The version published last, by whichever process; None if there is none."""
+        return self.store.newest
+
+    async def publish(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Manifest:
+        """Store `state_dict` as `version` and offer it. Tensors of several names count once; others are rounded.
+
+        Raises TransferError if the number does not rise, a parameter is missing or has another shape, or the disk
+        fails (NoRoom if it is full); nothing of the version is left then.
+        """
+        await self._retired()
+        work = asyncio.to_thread(self._write, version, state_dict)
+        manifest = await self._waits.within(
+            work, f"version {version} on disk", "the weight store", _WRITE_S, boundary="transfer"
+        )
+        self._outlet.announce_newest()
+        self._retiring = asyncio.create_task(self._retire())
+        return manifest
+
+    def add_receivers(self, layouts: Iterable[Layout]) -> None:
+        """Pack for these as well, from the next version on, which is written whole."""
+        self._layouts = (*self._layouts, *layouts)
+        self._packed_for = None
+
+    async def pin(self, version: int) -> None:
+        """Keep a version until `unpin`, however many follow. Raises TransferError if it is not kept any more."""
+        await self._retired()
+        self.store.fingerprint(version)
+        self._pinned.add(version)
+
+    def unpin(self, version: int) -> None:
+        """Let a version be retired; at the next publishing, if it is due."""
+        self._pinned.discard(version)
+
+    def _write(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Manifest:
+        """In a thread."""
+        packing = self._packing_for(state_dict)
+        return self.store.publish(version, packing, pack(packing, state_dict), base=self.store.newest)
+
+    def _packing_for(self, state_dict: Mapping[str, torch.Tensor]) -> Packing:
+        parameters = self._published(state_dict)
+        if self._packing is not None and self._packed_for == parameters:
+            return self._packing
+        packing = self._packed(parameters)
+        if self._packing not in (None, packing):
+            log.warning(
+                "receivers or parameters have changed: the model is packed anew, and the next version written whole",
+                dense_bytes=packing.dense_bytes,
+            )
+        self._packing, self._packed_for = packing, parameters
+        return packing
+
+    def _published(self, state_dict: Mapping[str, torch.Tensor]) -> Mapping[str, Parameter]:
+        if self._layouts:
+            return {name: value for layout in self._layouts for name, value in layout.parameters.items()}
+        return state_parameters(state_dict) if self._parameters is None else self._parameters
+
+    def _packed(self, parameters: Mapping[str, Parameter]) -> Packing:
+        if not self._layouts:
+            return pack_whole(parameters)
+        classes = shard_classes(self._layouts)
+        # The names of holders would grow with replicas; the regions say who needs a bucket.
+        width = len(str(len(classes)))
+        named = {f"shard-{number:0{width}}": found.regions for number, found in enumerate(classes)}
+        return pack_regions(parameters, named)
+
+    async def _retire(self) -> None:
+        try:
+            await asyncio.to_thread(self.store.collect, self._keep, tuple(self._pinned))
+        except TransferError as error:
+            log.warning("old versions stay", why=str(error))
+
+    async def _retired(self) -> None:
+        if self._retiring is not None:
+            ended = asyncio.wait([self._retiring])
+            await self._waits.within(
+                ended, "end of retiring old versions", "the weight store", _WRITE_S, boundary="transfer"
+            )
+
+    async def _close(self) -> None:
+        try:
+            await self._outlet.close()
+            await self._retired()
+        finally:
+            await asyncio.to_thread(self.store.close)

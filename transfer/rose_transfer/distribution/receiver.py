@@ -1,0 +1,156 @@
+"""Fetches what leads from the weights one holds to those one wants, into a folder, and nothing else.
+
+    objects/<key>      what was fetched: manifests, packings, deltas; each under the SHA-256 of its bytes
+    arriving/<key>     what is under way, resumed where it was cut, also after a kill
+
+    receiver = Receiver(client, folder, waits=waits, wanted=buckets_of_this_rank)
+    async for offer in receiver.subscribe(after=held):                       # Offer(version, fingerprint), or None
+        fetched = await receiver.fetch(held.version, held.fingerprint, offer.version, deadline_s=600)
+        for key, backwards in fetched.steps:                                 # from_bytes(objects.read(key)).buckets …
+            ...
+        receiver.forget()                                                    # once it is applied
+
+Invariants
+- What `fetch` returns is whole: the steps lead from the very bits that were named, or from nothing, to the goal, and
+  every object that they name for the wanted buckets is in the folder and has the hash of its key.
+- No byte is fetched twice but those of a piece that was under way when its link, this process or the server died, and
+  of an object whose hash was wrong.
+- What a server cannot give sound is asked for again by another way, a bounded number of times; then there is an error
+  and never a part.
+
+Memory: a few pieces per stream, and the manifests; objects go to the disk as they come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rose.errors import ContractError, TransferError
+from rose.waits import WaitBoard
+from rose_transfer.distribution.following import Following, GoalMissing, Wanted
+from rose_transfer.distribution.offer import Offer
+from rose_transfer.distribution.shelf import Shelf
+from rose_transfer.distribution.subscription import log, offers
+from rose_transfer.distribution.way import WayAsk
+from rose_transfer.store import NoRoom, Objects, manifest
+from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
+
+_WAYS_MAX = 5
+"""So often a way is asked for before a server that cannot give what it promises is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """What leads to `version`: `steps` are (key of a manifest, backwards), in order, all in `objects_folder`.
+
+    If the first manifest has no base, what was held takes no part. `start_known` says whether the server knows the
+    bits that were held; if not, they may be of another lineage. `bytes_received` counts payload that came now.
+    """
+
+    version: int
+    fingerprint: str
+    objects_folder: Path
+    steps: tuple[tuple[str, bool], ...]
+    start_known: bool
+    bytes_received: int
+
+
+class Receiver:
+    """Pulls from what `client` is connected to into `folder`, which nobody else may use. From one event loop.
+
+    `wanted` names the buckets of a packing that are needed, None for all. What lies in `beside`, on the same disk, is
+    linked and not fetched. A server may hold the question for news for `watch_s` seconds; so long it takes at most to
+    notice a trainer that counts from the beginning again. Raises TransferError if the folder cannot be used.
+    """
+
+    def __init__(
+        self,
+        client: ObjectClient,
+        folder: Path,
+        *,
+        waits: WaitBoard,
+        wanted: Wanted | None = None,
+        beside: Objects | None = None,
+        watch_s: float = 15.0,
+    ) -> None:
+        self._client = client
+        self._shelf = Shelf(folder, beside)
+        self._waits = waits
+        self._wanted = wanted
+        self._watch_s = watch_s
+        self._in_use: set[str] | None = None
+
+    def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
+        """The newest version, whenever it is another one than `after` and than the last that was given.
+
+        Skips what was overtaken, outlasts servers and links, and never ends by itself. A lower number than before, or
+        the same with another fingerprint, is another lineage, or a server that has lost its newest ones. Raises
+        Refused for a wrong token, TransferError once the client was closed.
+        """
+        return offers(self._client, after, self._watch_s)
+
+    async def fetch(self, start: int | None, start_fingerprint: str | None, goal: int, *, deadline_s: float) -> Fetched:
+        """Fetch what leads from version `start` with these bits, or from nothing (None, None), to version `goal`.
+
+        One at a time. Raises ObjectMissing if the goal is not kept upstream: take the newest. NoRoom, Refused,
+        DeadlineExceeded, or TransferError if every way was damaged; what had arrived stays for the next attempt.
+        """
+        if self._in_use is not None:
+            raise ContractError("a fetch is under way", expected="one at a time for each receiver")
+        self._in_use = set()
+        try:
+            return await self._fetch(WayAsk(goal, start, start_fingerprint, secrets.token_hex(16)), deadline_s)
+        finally:
+            self._in_use = None
+
+    async def _fetch(self, ask: WayAsk, deadline_s: float) -> Fetched:
+        assert self._in_use is not None
+        following = Following(
+            self._client,
+            self._shelf,
+            waits=self._waits,
+            wanted=self._wanted,
+            until=asyncio.get_running_loop().time() + deadline_s,
+            in_use=self._in_use,
+        )
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                way = await following.follow(ask)
+            except (NoRoom, Refused, GoalMissing):
+                raise
+            except TransferError as error:
+                if attempt == _WAYS_MAX:
+                    raise TransferError(
+                        f"version {ask.goal} could not be had in {attempt} attempts; the last: {error.what}",
+                        to_do="look at the server's store with `rose weights verify`",
+                    ) from error
+                log.warning("what leads to new weights is asked for again", version=ask.goal, why=str(error))
+                # What has gone meanwhile is retired; anything else may be damage, and the server is to look.
+                checked = ask.checked or not isinstance(error, ObjectMissing)
+                ask = WayAsk(ask.goal, ask.start, ask.start_fingerprint, secrets.token_hex(16), checked)
+            else:
+                return Fetched(
+                    version=way.version,
+                    fingerprint=way.fingerprint,
+                    objects_folder=self._shelf.objects_folder,
+                    steps=way.steps,
+                    start_known=way.start is not None,
+                    bytes_received=following.received_bytes,
+                )
+
+    def forget(self, keep: Iterable[Fetched] = ()) -> None:
+        """Remove what was fetched, but for what `keep` is made of and what is being fetched now.
+
+        Raises TransferError if the disk fails.
+        """
+        needed = set(self._in_use or ())
+        for kept in keep:
+            for key, _ in kept.steps:
+                needed |= {key, *manifest.from_bytes(self._shelf.objects.read(key)).object_keys()}
+        self._shelf.keep_only(needed)

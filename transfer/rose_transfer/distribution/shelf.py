@@ -1,0 +1,100 @@
+"""A folder of objects that are fetched: those that are there, and those that are arriving.
+
+    objects/<key>      whole, with the hash of its key
+    arriving/<key>     in parts, see `arrival`
+
+Invariants
+- What `has` says is here was compared with its key by this process, since a loss of power spoils what it likes.
+- An object is taken in by a rename: a killed process leaves it here or there, never in between.
+
+All methods but `arrival` read or write the disk at length: call them from threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection
+from pathlib import Path
+
+from rose_transfer.distribution.arrival import Arrival
+from rose_transfer.store import LostObject, Objects
+from rose_transfer.store.files import disk_trouble
+
+
+class Shelf:
+    """The shelf in `folder`, which nobody else may use; what lies in `beside` is linked, not fetched.
+
+    Raises TransferError if the folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, beside: Objects | None) -> None:
+        self.objects_folder = folder / "objects"
+        self._arriving = folder / "arriving"
+        with disk_trouble(f"{folder} cannot be used for what arrives"):
+            for made in (self.objects_folder, self._arriving):
+                made.mkdir(parents=True, exist_ok=True)
+        self.objects = Objects(self.objects_folder)
+        self.objects.remove_drafts()
+        self._beside = beside
+        self._compared: set[str] = set()
+
+    def has(self, key: str) -> bool:
+        """Whether the object is here; a damaged one is not. Raises TransferError if the disk fails."""
+        if not self.objects.has(key):
+            return self._beside is not None and self._beside.has(key) and self._link_from(self._beside, key)
+        if key not in self._compared and _hash_of(self.objects_folder / key) == key:
+            self._compared.add(key)
+        return key in self._compared
+
+    def put(self, data: bytes) -> None:
+        """Keep an object. Raises NoRoom or TransferError."""
+        self._compared.add(self.objects.put(data))
+
+    def arrival(self, key: str, bytes_max: int) -> Arrival:
+        """Where the object of that key is fetched into."""
+        return Arrival(self._arriving / key, bytes_max)
+
+    def take(self, key: str) -> None:
+        """Keep what has arrived whole. Raises LostObject, and removes it, if its hash is another, or TransferError."""
+        arrived = self._arriving / key
+        sound = _hash_of(arrived) == key
+        if sound:
+            self.objects.adopt(arrived)
+            self._compared.add(key)
+        with disk_trouble(f"{arrived} cannot be removed"):
+            arrived.unlink(missing_ok=True)
+        if not sound:
+            raise LostObject(f"what was received is not object {key[:12]}", to_do="get it again, or from elsewhere")
+
+    def keep_only(self, needed: Collection[str]) -> None:
+        """Remove everything else, what is arriving included. Raises TransferError if the disk fails."""
+        for key in self.objects.known():
+            if key not in needed:
+                self._compared.discard(key)
+                self.objects.remove(key)
+        with disk_trouble(f"{self._arriving} cannot be tidied"):
+            for path in self._arriving.iterdir():
+                if path.name not in needed:
+                    path.unlink(missing_ok=True)
+
+    def _link_from(self, beside: Objects, key: str) -> bool:
+        try:
+            with beside.open(key) as found:
+                sound = _hash_of(found.path) == key
+                if sound:
+                    self.objects.adopt(found.path)
+        except LostObject:
+            return False
+        if sound:
+            self._compared.add(key)
+        return sound
+
+
+def _hash_of(path: Path) -> str | None:
+    """None if there is no such file any more."""
+    with disk_trouble(f"{path} cannot be read"):
+        try:
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            return None

@@ -1,0 +1,59 @@
+"""What a server offers, as news.
+
+Invariants
+- The newest version comes first and none twice in a row; what was overtaken is skipped.
+- A server that is away, or that answers nothing, is asked on for ever. The open wait says so, and the log says it once.
+- A server that counts from the beginning again is noticed, though its numbers are lower: each time that no news came
+  in time, the newest version of all is asked for as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from rose.errors import DeadlineExceeded
+from rose.logs import logger
+from rose_transfer.distribution.offer import Offer, offer_of
+from rose_transfer.transport.interface import ObjectClient
+
+log = logger("weights")
+
+
+async def offers(client: ObjectClient, after: Offer | None, watch_s: float) -> AsyncIterator[Offer]:
+    """What is newest, whenever that is another one than `after` and than the last. Never ends by itself.
+
+    Raises as `next_offer`.
+    """
+    last = after
+    while True:
+        offer = await next_offer(client, last, watch_s)
+        if offer is not None:
+            last = offer
+            yield offer
+
+
+async def next_offer(client: ObjectClient, after: Offer | None, watch_s: float) -> Offer | None:
+    """The newest version as soon as it is another one than `after`, None if it was not for a while.
+
+    The server may hold the question for `watch_s` seconds. Raises Refused, or TransferError if the client was closed
+    or the server is none of weights.
+    """
+    newest = await _newest(client, 0 if after is None else after.version + 1, watch_s)
+    if newest is None and after is not None:
+        newest = await _newest(client, 0, watch_s)
+    return None if newest == after else newest
+
+
+async def _newest(client: ObjectClient, at_least: int, watch_s: float) -> Offer | None:
+    away = False
+    while True:
+        try:
+            announced = await client.watch(at_least, deadline_s=watch_s)
+        except DeadlineExceeded as error:
+            if not away:
+                log.warning("no answer about new weights; asking on", why=str(error))
+            away = True
+            continue
+        if away:
+            log.info("the server of new weights answers again")
+        return None if announced is None else offer_of(announced)
