@@ -14,7 +14,7 @@ from transport_tools import PIECE, QUICK_SERVER, TOKEN, TcpClient
 
 from rose.waits import WaitBoard
 from rose_transfer.codec import from_wire
-from rose_transfer.distribution import Fetched, MakeServer, Receiver, Relay
+from rose_transfer.distribution import Fetched, MakeServer, Receiver, Relay, WeightPublisher
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import BucketId, Objects, Packing, Store, manifest, packing
 from rose_transfer.transport.client_state import ClientLimits
@@ -183,7 +183,7 @@ async def offered(where: Site, store: Store, *, port: int = 0) -> AsyncIterator[
         await outlet.close()
 
 
-def port_of(served: Outlet | Relay) -> int:
+def port_of(served: Outlet | Relay | WeightPublisher) -> int:
     (server,) = served.servers
     assert isinstance(server, TcpServer)
     return server.port

@@ -10,7 +10,7 @@ from distribution_tools import PATIENT, Engine, line, offered, site, until
 from store_tools import PACKING, first_weights, moved
 
 from rose.errors import ContractError
-from rose_transfer.distribution import Offer
+from rose_transfer.distribution import Offer, Receiver
 from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
 from rose_transfer.transport.interface import ObjectMissing, Refused
 
@@ -155,10 +155,12 @@ def test_a_wrong_token_ends_news_and_fetches(tmp_path: Path) -> None:
     async def check() -> None:
         store, _ = line(tmp_path / "store", 1)
         async with site(tmp_path) as here, offered(here, store) as (_, port):
-            receiver = here.receiver(port)
-            receiver._client = here.client(port, token="another token of the tests")
+            client = here.client(port, token="another token of the tests")
+            receiver = Receiver(client, tmp_path / "receiver", waits=here.waits)
             with pytest.raises(Refused):
                 await anext(receiver.subscribe())
+            with pytest.raises(Refused):
+                await receiver.fetch(None, None, 1, deadline_s=PATIENT)
         store.close()
 
     asyncio.run(check())

@@ -11,14 +11,15 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar
 
+from rose.errors import TransferError
 from rose.waits import WaitBoard
 from rose_transfer.codec import BUCKET_BYTES_MAX
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.way import Way, WayAsk, check_answer, check_steps
 from rose_transfer.distribution.way import from_bytes as way_from_bytes
-from rose_transfer.store import BucketId, Manifest, Packing, manifest, packing
+from rose_transfer.store import BucketId, Manifest, NoRoom, Packing, manifest, packing
 from rose_transfer.store.canonical import TEXT_BYTES_MAX
-from rose_transfer.transport.interface import ObjectClient, ObjectMissing
+from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 from rose_transfer.transport.landing import MemoryLanding
 
 _AT_ONCE = 8
@@ -99,12 +100,18 @@ class Following:
         return {entry.key: entry.encoded_bytes for entry in entries}
 
     async def _bring_all(self, sizes: Mapping[str, int]) -> None:
-        """Some at a time, in their order; at the first that fails the others are given up."""
+        """Some at a time, in their order. What can be had is brought, also where another object is damaged or gone."""
         waiting = iter(sizes.items())
+        troubles: list[TransferError] = []
 
         async def work() -> None:
             for key, size_bytes in waiting:
-                await self._bring(key, size_bytes)
+                try:
+                    await self._bring(key, size_bytes)
+                except (NoRoom, Refused):
+                    raise
+                except TransferError as error:
+                    troubles.append(error)
 
         try:
             async with asyncio.TaskGroup() as group:
@@ -112,6 +119,8 @@ class Following:
                     group.create_task(work())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
+        if troubles:
+            raise troubles[0]
 
     async def _bring(self, key: str, size_bytes: int | None) -> None:
         self._in_use.add(key)

@@ -11,7 +11,7 @@ Invariants
 - What has arrived survives a kill, so a relay goes on from there.
 - One lineage at a time: if the upstream does not know the bits that are here, because a trainer began from scratch or
   because they are too old, it all is dropped as soon as the new version has arrived, and the log says so.
-- Where a damaged disk has lost the newest version, it is fetched whole again.
+- Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
 - If the disk is full, versions before the newest go first; if that does not help, the relay stays where it is.
 """
 
@@ -56,8 +56,10 @@ class Relay:
     """The relay of `folder`, while used as an asynchronous context manager: it serves what it has; `run` follows.
 
     `client` is connected to the upstream, and stays the caller's to close. The last `keep` versions stay; objects
-    together take at most `bytes_max` bytes of disk, None for no limit. `on_version` is told of every new version. See
-    `Receiver` for `watch_s`. From one event loop. Raises TransferError if another process writes in the folder.
+    together take at most `bytes_max` bytes of disk, at least three times the model, None for no limit. `on_version` is
+    told of every new version. See `Receiver` for `watch_s`. From one event loop.
+
+    Raises TransferError if another process writes in the folder.
     """
 
     def __init__(

@@ -1,0 +1,176 @@
+"""What a trainer publishes is what receivers get: rounded, tied names once, cut for those who hold it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from distribution_tools import PATIENT, Engine, port_of, site
+
+from rose.errors import TransferError
+from rose_transfer.distribution import WeightPublisher
+from rose_transfer.layout.box import Box
+from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
+from rose_transfer.store import BucketId, Packing
+from rose_transfer.store.buckets import unpack
+
+PARAMETERS = {"embed": Parameter((16, 8), "bfloat16"), "router": Parameter((4, 8), "float32")}
+
+
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    """float32 masters with a tied head."""
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(value.shape, generator=generator) for name, value in PARAMETERS.items()}
+    return {**made, "head": made["embed"]}
+
+
+def rank(number: int, of: int) -> Layout:
+    """The rows of the embedding that one of `of` ranks holds, and the whole router."""
+    rows = 16 // of
+    box = Box((number * rows, 0), (rows, 8))
+    return Layout(
+        f"engine tp {number} of {of}",
+        PARAMETERS,
+        {"embed": LocalTensor((rows, 8), "bfloat16"), "router": LocalTensor((4, 8), "float32")},
+        (
+            Piece("embed", box, "embed", 0, (8, 1)),
+            Piece("router", Box.whole((4, 8)), "router", 0, (8, 1)),
+        ),
+    )
+
+
+def held_by(layout: Layout) -> Callable[[Packing], set[BucketId]]:
+    def wanted(packing: Packing) -> set[BucketId]:
+        return {
+            bucket.bucket_id
+            for bucket in packing.buckets
+            for region in bucket.regions
+            for piece in layout.pieces
+            if piece.parameter == region.parameter and piece.box.intersect(region.box)
+        }
+
+    return wanted
+
+
+def tensors(engine: Engine, packing: Packing) -> dict[str, torch.Tensor]:
+    return unpack(packing, [engine.bits[bucket.bucket_id] for bucket in packing.buckets])
+
+
+def test_a_state_dict_arrives_rounded_and_tied_names_once(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with site(tmp_path) as here:
+            publisher = WeightPublisher(
+                tmp_path / "store", waits=here.waits, parameters=PARAMETERS, serve=[here.serve()]
+            )
+            async with publisher:
+                receiver, engine = here.receiver(port_of(publisher)), Engine()
+                news = receiver.subscribe()
+                for version in (3, 4):
+                    state = weights(version)
+                    await publisher.publish(version, state)
+                    assert (await anext(news)).version == version
+                    await engine.move(receiver, version)
+                    arrived = tensors(engine, publisher.store.packing(version))
+                    assert set(arrived) == {"embed", "router"}
+                    assert torch.equal(arrived["embed"], state["embed"].to(torch.bfloat16))
+                    assert torch.equal(arrived["router"], state["router"])
+
+    asyncio.run(check())
+
+
+def test_without_anything_said_a_state_dict_is_published_as_it_is(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with site(tmp_path) as here, WeightPublisher(tmp_path / "store", waits=here.waits) as publisher:
+            state = weights(1)
+            await publisher.publish(1, state)
+            parameters = publisher.store.packing(1).parameters
+            assert {name: value.dtype for name, value in parameters.items()} == {
+                "embed": "float32",
+                "router": "float32",
+            }
+
+    asyncio.run(check())
+
+
+def test_each_rank_fetches_its_share_and_more_ranks_may_come(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with site(tmp_path) as here:
+            two = [rank(number, 2) for number in range(2)]
+            publisher = WeightPublisher(tmp_path / "store", waits=here.waits, receivers=two, serve=[here.serve()])
+            async with publisher:
+                port = port_of(publisher)
+                await publisher.publish(1, weights(1))
+                assert len(publisher.store.packing(1).buckets) == 3, "two shards, and what both hold"
+                receivers = {layout.holder: here.receiver(port, wanted=held_by(layout)) for layout in two}
+                engines = {layout.holder: Engine(held_by(layout)) for layout in two}
+                for layout in two:
+                    await engines[layout.holder].move(receivers[layout.holder], 1)
+                    assert sum(bits.size for bits in engines[layout.holder].bits.values()) == layout.elements
+                publisher.add_receivers([rank(number, 4) for number in range(4)])
+                await publisher.publish(2, weights(2))
+                assert len(publisher.store.packing(2).buckets) == 5
+                for layout in two:
+                    await engines[layout.holder].move(receivers[layout.holder], 2)
+                    assert sum(bits.size for bits in engines[layout.holder].bits.values()) == layout.elements
+                await publisher.publish(3, weights(3))
+                assert publisher.store.steps(2, 3)[0].manifest.base == 2, "packed as before, so in steps again"
+
+    asyncio.run(check())
+
+
+def test_old_versions_are_retired_but_those_that_are_pinned(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with site(tmp_path) as here:
+            async with WeightPublisher(tmp_path / "store", waits=here.waits, keep=2) as publisher:
+                for version in range(1, 6):
+                    await publisher.publish(version, weights(version))
+                    if version == 2:
+                        await publisher.pin(2)
+                with pytest.raises(TransferError, match="version 1 is not in"):
+                    await publisher.pin(1)
+                assert publisher.store.versions() == (2, 4, 5)
+                publisher.unpin(2)
+                await publisher.publish(6, weights(6))
+            assert publisher.store.versions() == (5, 6)
+
+    asyncio.run(check())
+
+
+def test_a_publisher_goes_on_from_what_is_there_and_alone(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with site(tmp_path) as here:
+            folder = tmp_path / "store"
+            async with WeightPublisher(folder, waits=here.waits) as publisher:
+                await publisher.publish(1, weights(1))
+                with pytest.raises(TransferError, match="another process writes"):
+                    WeightPublisher(folder, waits=here.waits)
+            async with WeightPublisher(folder, waits=here.waits, serve=[here.serve()]) as publisher:
+                news = here.receiver(port_of(publisher)).subscribe()
+                assert (await anext(news)).version == 1
+                assert (await publisher.publish(2, weights(2))).base == 1
+                with pytest.raises(TransferError, match="numbers that rise"):
+                    await publisher.publish(2, weights(3))
+                assert (await anext(news)).version == 2
+
+    asyncio.run(check())
+
+
+def test_what_cannot_be_published_is_not_offered(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with site(tmp_path) as here:
+            publisher = WeightPublisher(
+                tmp_path / "store", waits=here.waits, parameters=PARAMETERS, serve=[here.serve()]
+            )
+            async with publisher:
+                await publisher.publish(1, weights(1))
+                with pytest.raises(TransferError, match="the new weights have no router"):
+                    await publisher.publish(2, {"embed": weights(2)["embed"]})
+                receiver, engine = here.receiver(port_of(publisher)), Engine()
+                assert (await anext(receiver.subscribe())).version == 1
+                await engine.move(receiver, 1, PATIENT)
+                assert (await publisher.publish(2, weights(2))).base == 1
+
+    asyncio.run(check())
