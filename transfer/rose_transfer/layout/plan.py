@@ -3,7 +3,8 @@
 Invariants
 - Every element that the destination holds comes from exactly one source, and nothing else is written: a plan
   that does not pass `verify` is never returned.
-- The same layouts give the same plan. Among replicas the one that was asked for least so far sends.
+- The same layouts give the same plan. Among replicas the one that was asked for least so far sends, but before all
+  others the one that is `near`.
 - A plan fits every destination with the same layout: make it once for each of those.
 """
 
@@ -42,15 +43,15 @@ class Plan:
         return sent
 
 
-def plan(sources: Sources, destination: Layout) -> Plan:
-    """Find a source for every element of `destination`.
+def plan(sources: Sources, destination: Layout, near: str | None = None) -> Plan:
+    """Find a source for every element of `destination`; holder `near` sends whatever it holds.
 
     Raises TransferError that names the tensor and the holders if the destination is faulty, the two sides
     disagree about a parameter, or no source holds an element that the destination needs.
     """
     sources.check_agreement(destination)
     check_destination(destination)
-    asked = [0] * len(sources.layouts)
+    asked = [-1 if holder == near else 0 for holder in sources.holders]
     segments: list[Segment] = []
     for piece in sorted(destination.pieces):
         segments += _fill(sources, destination.holder, piece, asked)
@@ -82,7 +83,7 @@ def verify(made: Plan, sources: Sources, destination: Layout) -> None:
 
 
 def _fill(sources: Sources, destination: str, piece: Piece, asked: list[int]) -> list[Segment]:
-    """Find sources for one piece; `asked` counts elements per source and goes up."""
+    """Find sources for one piece; `asked` counts elements per source and goes up, but for one that is near (-1)."""
     segments: list[Segment] = []
     missing = [piece.box]
     candidates = sources.touching(piece.parameter, piece.box)
@@ -91,7 +92,8 @@ def _fill(sources: Sources, destination: str, piece: Piece, asked: list[int]) ->
         if not found:
             continue
         segments += [Segment(sources.holders[place], held.part(box), piece.part(box)) for box in found]
-        asked[place] += sum(box.elements for box in found)
+        if asked[place] >= 0:
+            asked[place] += sum(box.elements for box in found)
         missing = subtract_all(missing, [held.box])
         if not missing:
             return segments
