@@ -21,9 +21,9 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bench.codec_peers import PEERS
+from bench.codec_versions import Bits, trained, weights
 from bench.registry import Bench, BenchFailed
 from bench.result import Run, Target
 from rose_transfer.codec import BUCKET_BYTES_MAX, bucket_hash, encode, from_wire
@@ -38,8 +38,6 @@ PERCENT_CHANGED = (0.3, 1.0, 3.0, 20.0)
 PEERS_AT = 1.0
 RL = {"demo": (2e-4, 1e-4), "1e-5": (1e-5, 1e-8), "1e-6": (1e-6, 1e-8)}
 """Learning rate and Adam's epsilon by the name in the figure."""
-
-Bits = NDArray[np.uint16]
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -58,13 +56,11 @@ def measure(arguments: Namespace, index: int) -> Run:
     if not native_kernels():
         raise BenchFailed("the codec's native library was not built", to_do="install a C compiler, then rose again")
     rng = np.random.default_rng(index)
-    weights = rng.standard_normal(BUCKET_BYTES_MAX // 2, dtype=np.float32) * np.float32(0.03)
-    old = (weights.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
-    del weights
+    old = weights(BUCKET_BYTES_MAX // 2, rng)
     figures: dict[str, float | None] = {}
     for percent in PERCENT_CHANGED:
-        figures |= measure_density(old, _trained(old, percent / 100, rng), f"{percent:g}pct")
-    figures |= measure_others(old, _trained(old, PEERS_AT / 100, rng))
+        figures |= measure_density(old, trained(old, percent / 100, rng), f"{percent:g}pct")
+    figures |= measure_others(old, trained(old, PEERS_AT / 100, rng))
     figures["encode_fraction_raw"] = min(_number(figures[f"encode_fraction_raw_{name}"]) for name in ("0.3pct", "1pct"))
     figures["encode_fraction_zstd"] = min(
         _number(figures[f"encode_fraction_zstd_{name}"]) for name in ("0.3pct", "1pct")
@@ -166,16 +162,6 @@ def measure_training(name: str, learning_rate: float, epsilon: float) -> dict[st
         f"rl_bytes_per_changed_raw_{name}": len(delta.to_wire()) / steps.size,
         f"rl_bytes_per_changed_{name}": len(delta.to_wire(compress=True)) / steps.size,
     } | {f"rl_peer_{peer.name}_{name}": len(peer.encode(old, new)) / steps.size for peer in PEERS}
-
-
-def _trained(old: Bits, share: float, rng: np.random.Generator) -> Bits:
-    """`share` of the elements moved up or down by a geometric number of steps (0.9 of them by one)."""
-    new = old.copy()
-    at = np.flatnonzero(rng.random(old.size, dtype=np.float32) < share)
-    steps = rng.geometric(0.9, at.size).astype(np.int16) * rng.choice(np.array([-1, 1], np.int16), at.size)
-    # Away from zero a step in the order of the numbers is one in their bits, up to its direction.
-    new[at] += steps.view(np.uint16)
-    return new
 
 
 def _scanner(one: Bits, other: Bits) -> Callable[[], int]:

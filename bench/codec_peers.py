@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
-Bits = NDArray[np.uint16]
+from bench.codec_versions import Bits
+
+Data = bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Peer:
     name: str
     method: str
     encode: Callable[[Bits, Bits], bytes]
-    decode: Callable[[bytes, Bits], None]
+    decode: Callable[[Data, Bits], None]
 
 
 def _encode_index32(old: Bits, new: Bits) -> bytes:
@@ -30,7 +31,7 @@ def _encode_index32(old: Bits, new: Bits) -> bytes:
     return at.astype(np.uint32).tobytes() + new[at].tobytes()
 
 
-def _decode_index32(data: bytes, target: Bits) -> None:
+def _decode_index32(data: Data, target: Bits) -> None:
     count = len(data) // 6
     target[np.frombuffer(data, np.uint32, count)] = np.frombuffer(data, np.uint16, count, offset=4 * count)
 
@@ -43,7 +44,7 @@ def _encode_gap_xor(old: Bits, new: Bits) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(gaps.astype(np.uint16).tobytes() + (new[at] ^ old[at]).tobytes())
 
 
-def _decode_gap_xor(data: bytes, target: Bits) -> None:
+def _decode_gap_xor(data: Data, target: Bits) -> None:
     whole = zstandard.ZstdDecompressor().decompress(data)
     count = len(whole) // 4
     at = np.cumsum(np.frombuffer(whole, np.uint16, count).astype(np.int64) + 1) - 1
@@ -54,7 +55,7 @@ def _encode_xor(old: Bits, new: Bits) -> bytes:
     return zstandard.ZstdCompressor(level=1).compress(np.bitwise_xor(old, new).data)
 
 
-def _decode_xor(data: bytes, target: Bits) -> None:
+def _decode_xor(data: Data, target: Bits) -> None:
     target ^= np.frombuffer(zstandard.ZstdDecompressor().decompress(data), np.uint16)
 
 
