@@ -144,6 +144,42 @@ def job_file() -> None:
     typer.echo(job_page(), nl=False)
 
 
+@app.command()
+def relay(
+    upstream: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Publisher or relay to follow.")],
+    folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where versions are kept.")],
+    token_file: Annotated[Path, typer.Option("--token-file", metavar="FILE", help="File with the shared token.")],
+    listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Serve here.")] = "127.0.0.1:7070",
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Versions to keep.")] = 4,
+    disk_gb: Annotated[
+        float | None, typer.Option("--disk-gb", metavar="GB", min=0.001, help="Disk to use at most.")
+    ] = None,
+    send_mb_s: Annotated[
+        float | None, typer.Option("--send-mb-s", metavar="MB", min=0.001, help="Megabytes to send per second at most.")
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="Use TLS upstream, and trust this certificate.")
+    ] = None,
+    cert: Annotated[Path | None, typer.Option("--cert", metavar="FILE", help="Serve with TLS: certificate.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Serve with TLS: its key.")] = None,
+) -> None:
+    """Pass weights on to the engines near by.
+
+    The link to the publisher carries each version once, however many engines there are here. A line is printed for
+    each version: bytes received, and seconds. What has arrived outlasts a restart. SIGTERM ends it.
+
+    \b
+    Examples:
+      openssl rand -hex 32 > token
+      rose relay 10.0.0.7:7070 --folder /data/relay --token-file token
+      rose relay trainer:7070 --folder /data/relay --token-file token --ca ca.pem \\
+          --listen 0.0.0.0:7070 --cert cert.pem --key key.pem
+    """
+    from rose.cli.relay import RelayOptions, relay_command
+
+    relay_command(RelayOptions(upstream, folder, token_file, listen, keep, disk_gb, send_mb_s, ca, cert, key))
+
+
 weights = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(weights, name="weights")
 
