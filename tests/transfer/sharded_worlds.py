@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,12 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import Placement
 
-from rose_transfer.layout.layout import Parameter
-from rose_transfer.sharded import ShardedPublisher
+from rose.errors import TransferError
+from rose.waits import WaitBoard
+from rose_transfer.layout.export import trace_export
+from rose_transfer.layout.layout import LocalTensor, Parameter
+from rose_transfer.sharded import LostRank, ShardedPublisher, making
+from rose_transfer.sharded.ranks import Ranks
 from rose_transfer.store import Packing, Store
 from rose_transfer.store.packing import pack_whole
 
@@ -47,6 +52,8 @@ PARAMETERS = {
 }
 PACKING = pack_whole(PARAMETERS, bucket_bytes=96)
 """Buckets of up to 48 elements: parameters lie across their edges."""
+COARSE = pack_whole(PARAMETERS)
+"""Two buckets, one of them of float32."""
 
 
 def weights(version: int, dtype: torch.dtype = torch.float32) -> Weights:
@@ -176,3 +183,169 @@ def pipeline_stages(rank: int, group: dist.ProcessGroup, folder: Path, versions:
             mine = {name: value for name, value in weights(version).items() if (name in first) == (rank < 2)}
             keys.append(publishing.publish(version, sharded(mine, grid["tp"], placements)).key)
     return keys
+
+
+def rows(rank: int, group: dist.ProcessGroup, folder: Path, versions: list[int], packing: Packing) -> list[int | None]:
+    """Rows split over all ranks; the base of each version."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with publisher(rank, group, folder, packing) as publishing:
+        return [publishing.publish(version, _rows(version, mesh)).base for version in versions]
+
+
+def _rows(version: int, mesh: DeviceMesh) -> Weights:
+    whole = weights(version)
+    return sharded(whole, mesh, {name: (Shard(0),) for name in whole})
+
+
+def other_shards_each_time(rank: int, group: dist.ProcessGroup, folder: Path) -> list[int | None]:
+    """Rows, then columns, then whole copies: who owns and sends what is planned anew."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    bases = []
+    with publisher(rank, group, folder) as publishing:
+        for version, placement in enumerate((Shard(0), Shard(-1), Replicate()), start=1):
+            whole = weights(version)
+            parts = sharded(whole, mesh, dict.fromkeys(whole, (placement,)))
+            bases.append(publishing.publish(version, parts).base)
+    return bases
+
+
+def same_dtype(rank: int, group: dist.ProcessGroup, folder: Path, packing: Packing, whole: Weights) -> str:
+    """Weights that have their published dtype already, under two names one of them, on rows."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    parts = sharded(whole, mesh, {name: (Shard(0),) for name in whole})
+    first = next(iter(parts))
+    with publisher(rank, group, folder, packing) as publishing:
+        return publishing.publish(1, {**parts, "tied": parts[first]}).key
+
+
+def stacked_experts(rank: int, group: dist.ProcessGroup, folder: Path, packing: Packing, stack: torch.Tensor) -> str:
+    """All experts in one tensor of the trainer, split over the ranks by expert; each is published by itself."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    tensors = {"experts": LocalTensor(tuple(stack.shape), "float32")}
+    export = trace_export(
+        tensors, lambda state: {f"{index}.weight": part.T for index, part in enumerate(state["experts"])}
+    )
+    parts = sharded({"experts": stack}, mesh, {"experts": (Shard(0),)})
+    with publisher(rank, group, folder, packing, export=export) as publishing:
+        return publishing.publish(1, parts).key
+
+
+def refusals(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
+    """What each rank is told when one of them asks for something that cannot be; the last one is granted."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+    with publisher(rank, group, folder) as publishing:
+
+        def attempt(version: int, parts: Weights) -> None:
+            try:
+                publishing.publish(version, parts)
+                told.append("published")
+            except TransferError as error:
+                told.append(str(error))
+
+        attempt(1, _rows(1, mesh))
+        attempt(2 + rank, _rows(2, mesh))
+        attempt(1, _rows(2, mesh))
+        attempt(2, _rows(2, mesh) | ({"scale": torch.zeros(2, 3)} if rank else {}))
+        attempt(2, _rows(2, mesh) | ({"head": torch.ones(2)} if rank else {}))
+        attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "scale"})
+        attempt(2, _rows(2, mesh))
+    return told
+
+
+def no_memory(rank: int, group: dist.ProcessGroup, folder: Path, step: str) -> list[str]:
+    """The second version fails at rank 1, which has no memory for its part of it; then there is some."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError("no memory")
+
+    with publisher(rank, group, folder) as publishing:
+        told.append(str(publishing.publish(1, _rows(1, mesh)).base))
+        whole = getattr(making, step)
+        if rank == 1:
+            setattr(making, step, fail)
+        try:
+            publishing.publish(2, _rows(2, mesh))
+        except (TransferError, MemoryError) as error:
+            told.append(str(error))
+        setattr(making, step, whole)
+        told.append(str(publishing.publish(2, _rows(2, mesh)).base))
+    return told
+
+
+def disk_full(rank: int, group: dist.ProcessGroup, folder: Path, room_bytes: int) -> list[str]:
+    """A version for which the store has no room, then one with a few changes for which it has."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+    with publisher(rank, group, folder, bytes_max=room_bytes) as publishing:
+        publishing.publish(1, _rows(1, mesh))
+        other = {name: -part for name, part in _rows(1, mesh).items()}
+        try:
+            publishing.publish(2, other)
+        except TransferError as error:
+            told.append(type(error).__name__)
+        told.append(str(publishing.publish(2, _rows(2, mesh)).base))
+    return told
+
+
+def dies(rank: int, group: dist.ProcessGroup, folder: Path, version: int, victim: int, at: int) -> list[str]:
+    """A version, then the next one, at whose word or transfer number `at` rank `victim` dies.
+
+    The last answer is at how many of them a rank that lives has arrived.
+    """
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    finish = Ranks._finish
+    arrived = 0
+
+    def counted(self: Ranks, what: str, start: Callable[[], Any]) -> None:
+        nonlocal arrived
+        arrived += 1
+        if (rank, arrived) == (victim, at):
+            os.kill(os.getpid(), signal.SIGKILL)
+        finish(self, what, start)
+
+    told = []
+    with publisher(rank, group, folder, COARSE) as publishing:
+        told.append(str(publishing.publish(version, _rows(version, mesh)).base))
+        Ranks._finish = counted  # type: ignore[method-assign]
+        try:
+            publishing.publish(version + 1, _rows(version + 1, mesh))
+            told.append("published")
+        except TransferError as error:
+            told.append(type(error).__name__)
+    return [*told, str(arrived)]
+
+
+def keeps_silent(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
+    """Rank 1 never publishes; what rank 0 is told, twice."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    store = dist.distributed_c10d._get_default_store()
+    told = []
+    waits = WaitBoard()
+    with publisher(rank, group, folder, waits=waits) as publishing:
+        if rank == 1:
+            store.wait(["told"])
+            return []
+        for _ in range(2):
+            try:
+                publishing.publish(1, _rows(1, mesh), timeout_s=0.5)
+            except LostRank as error:
+                told.append(str(error))
+        assert not waits.snapshot()
+    store.set("told", "")
+    return told
+
+
+def who_has_a_store(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
+    """What is said about a store at the wrong rank, at none, and about a process outside the group."""
+    told = []
+    alone = dist.new_group([0])
+    for members, store in ((group, None if rank == 0 else object()), (alone, object() if rank == 0 else None)):
+        try:
+            ShardedPublisher(members, PACKING, store=store)  # type: ignore[arg-type]
+            told.append("made")
+        except ValueError as error:
+            told.append(str(error))
+    return told

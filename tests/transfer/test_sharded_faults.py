@@ -1,0 +1,92 @@
+"""Ranks that are wrong, out of memory, silent or dead: every rank is told, and the store has whole versions only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sharded_worlds as worlds
+from sharded_worlds import COARSE, DIED, PACKING, in_world, weights
+
+from rose_transfer.store import Packing, StoreReader
+from rose_transfer.store.buckets import pack
+from rose_transfer.store.survey import verify
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def check(folder: Path, versions: tuple[int, ...], packing: Packing = PACKING) -> None:
+    store = StoreReader(folder)
+    assert (store.versions(), verify(store)) == (versions, ())
+    for version in versions:
+        assert [bits.tobytes() for bits in store.read(version)] == [
+            bits.tobytes() for bits in pack(packing, weights(version))
+        ]
+
+
+def test_what_one_rank_asks_for_in_vain_every_rank_is_told(folder: Path) -> None:
+    first, second = in_world(2, worlds.refusals, folder)
+    assert first[0] == second[0] == first[-1] == second[-1] == "published"
+    assert first[1] == second[1]
+    assert "rank 1 publishes version 3, rank 0 2" in first[1]
+    assert "version 1 comes after 1" in first[2]
+    assert "rank 0 could not publish: transfer: version 1 comes after 1" in second[2]
+    assert "rank 1 could not publish: transfer: rank 1: scale has shape (2, 3)" in first[3]
+    assert "rank 1: scale has shape (2, 3)" in second[3]
+    assert "rank 1: head has shape (2,); expected no such tensor, as exported" in first[4]
+    assert first[5] == second[5]
+    assert "no source holds scale[0:1, 0:3]" in first[5]
+    check(folder, (1, 2))
+
+
+@pytest.mark.parametrize("step", ["take", "lay"])
+def test_a_rank_without_memory_holds_nobody_up(folder: Path, step: str) -> None:
+    first, second, third = in_world(3, worlds.no_memory, folder, step)
+    assert second == ["None", "no memory", "1"]
+    assert first == third
+    assert [first[0], first[2]] == ["None", "1"]
+    assert "rank 1 could not publish: no memory" in first[1]
+    check(folder, (1, 2))
+
+
+def test_a_full_disk_leaves_the_versions_before_and_the_ranks_in_step(folder: Path, tmp_path: Path) -> None:
+    in_world(2, worlds.rows, tmp_path / "other", [1, 2], PACKING)
+    room_bytes = sum(file.stat().st_size for file in (tmp_path / "other" / "objects").iterdir())
+    first, second = in_world(2, worlds.disk_full, folder, room_bytes)
+    assert first == ["NoRoom", "1"]
+    assert second == ["TransferError", "1"]
+    check(folder, (1, 2))
+
+
+def test_a_rank_that_never_comes_is_given_up_and_the_group_with_it(folder: Path) -> None:
+    (once, twice), _ = in_world(2, worlds.keeps_silent, folder)
+    assert "rank 0 did not get word from the others" in once
+    assert "the ranks have lost each other" in twice
+    assert "make a new process group" in twice
+    check(folder, ())
+
+
+@pytest.mark.parametrize("victim", [0, 1], ids=["the rank with the store", "another rank"])
+def test_a_rank_killed_at_any_point_leaves_whole_versions(folder: Path, victim: int) -> None:
+    """Each round goes on from what the round before has left, on new ranks."""
+    kept: list[int] = []
+    at = 0
+    while True:
+        at += 1
+        version = kept[-1] + 1 if kept else 1
+        base = str(kept[-1]) if kept else "None"
+        answers = in_world(2, worlds.dies, folder, version, victim, at)
+        survivor = answers[1 - victim]
+        assert survivor[0] == base
+        kept.append(version)
+        if answers[victim] != DIED:
+            break
+        written = StoreReader(folder).newest == version + 1
+        assert survivor[1] in ({"LostRank", "published"} if written else {"LostRank"})
+        kept += [version + 1] if written else []
+        check(folder, tuple(kept), COARSE)
+    assert answers[victim] == answers[1 - victim] == [base, "published", str(at - 1)]
+    assert at > 8
