@@ -5,9 +5,9 @@ costs on top of the path below it and how it fails, not how fast a card is. In a
 processes, a *holder* with 64 MiB of registered memory and a *reader*; its figure is the median over the reads, in GB/s
 of wall clock, after one read that connects. `socket` is the same copy over one plain TCP connection.
 
-`*_s_to_fail` is how long a read from a holder that was just killed takes to end in an error; null if it had not
-within 20 s, or took its process down. Needs the packages nixl-cu12 and mooncake-transfer-engine-non-cuda (and, for the latter, the system's
-libibverbs and librdmacm); a side whose library cannot be imported is left out.
+`*_s_to_fail` is how long after its holder was killed, in the middle of a read, a reader sees an error; null if it had
+not within 20 s, or its process went down. Needs the packages nixl-cu12 and mooncake-transfer-engine-non-cuda (and for
+the latter the system's libibverbs and librdmacm); a side whose library cannot be imported is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from statistics import median
 from typing import IO, Any
 
@@ -35,6 +36,8 @@ SIZES = {"64mib": (REGION_BYTES, 6), "1mib": (2**20, 40)}
 """Bytes and reads by the name in the figure."""
 FAIL_S = 20.0
 _PATIENCE_S = 60.0
+_INTO_READS_S = 0.2
+_POLL_S = 5e-5
 _PATTERN = bytes(range(251))
 
 
@@ -80,9 +83,11 @@ class NixlSide(Side):
             handle = self._agent.initialize_xfer("READ", mine, theirs, self._holder)
             state = self._agent.transfer(handle)
             while state == "PROC":
+                # Not in a tight loop: on a machine of few cores that keeps the holder from its work.
+                time.sleep(_POLL_S)
                 state = self._agent.check_xfer_state(handle)
             self._agent.release_xfer_handle(handle)
-        except Exception as error:  # noqa: BLE001 the bindings have no common base of their own
+        except Exception as error:
             raise OSError(str(error)) from error
         if state != "DONE":
             raise OSError(state)
@@ -139,7 +144,7 @@ class SocketSide(Side):
                 at += came
 
 
-SIDES = {
+SIDES: dict[str, tuple[Callable[[], Side], str]] = {
     "nixl_tcp": (lambda: NixlSide("tcp"), "nixl_cu12"),
     "nixl_shm": (lambda: NixlSide("shm,cma,tcp"), "nixl_cu12"),
     "mooncake_tcp": (MooncakeSide, "mooncake.engine"),
@@ -164,9 +169,7 @@ def _pair(name: str) -> dict[str, float | None]:
         _say(reader, told)
         figures: dict[str, float | None] = dict(_line(reader))
         if name != "socket":
-            holder.kill()
-            holder.wait(_PATIENCE_S)
-            figures[f"{name}_s_to_fail"] = _fails_after(reader)
+            figures[f"{name}_s_to_fail"] = _fails_after(holder, reader)
         return figures
     finally:
         for process in (reader, holder):
@@ -174,13 +177,16 @@ def _pair(name: str) -> dict[str, float | None]:
             process.wait(_PATIENCE_S)
 
 
-def _fails_after(reader: subprocess.Popen[str]) -> float | None:
+def _fails_after(holder: subprocess.Popen[str], reader: subprocess.Popen[str]) -> float | None:
+    _say(reader, {})
+    _line(reader)
+    time.sleep(_INTO_READS_S)
     patience = threading.Timer(FAIL_S, reader.kill)
     patience.start()
+    killed_s = time.time()
+    holder.kill()
     try:
-        _say(reader, {})
-        seconds: float | None = _line(reader)["s"]
-        return seconds
+        return float(_line(reader)["failed_s"]) - killed_s
     except BenchFailed:
         return None
     finally:
@@ -222,7 +228,8 @@ def child(role: str, name: str, orders: IO[str]) -> None:
     side.meet(json.loads(orders.readline()))
     print(json.dumps({f"{name}_{figure}": value for figure, value in _read_all(side).items()}), flush=True)
     orders.readline()
-    print(json.dumps({"s": _seconds_to_fail(side)}), flush=True)
+    print(json.dumps({"reading": True}), flush=True)
+    print(json.dumps({"failed_s": _read_until_it_fails(side)}), flush=True)
     # Not by the libraries' own teardown, which may crash once the other side is gone.
     os._exit(0)
 
@@ -242,13 +249,12 @@ def _read_all(side: Side) -> dict[str, float]:
     return figures
 
 
-def _seconds_to_fail(side: Side) -> float | None:
-    begin = time.perf_counter()
-    try:
-        side.read(REGION_BYTES)
-    except OSError:
-        return time.perf_counter() - begin
-    return None
+def _read_until_it_fails(side: Side) -> float:
+    while True:
+        try:
+            side.read(REGION_BYTES)
+        except OSError:
+            return time.time()
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -256,7 +262,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def left_out(arguments: Namespace) -> dict[str, str]:
-    out = {}
+    out: dict[str, str] = {}
     for name, (_, module) in SIDES.items():
         try:
             importlib.import_module(module)

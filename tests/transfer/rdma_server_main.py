@@ -1,0 +1,49 @@
+"""A server process that tests kill or freeze: lends the objects of `transport_tools` by RDMA, until it is ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from transport_tools import OBJECTS, QUICK_SERVER, TOKEN, Memory, MemoryObject
+
+from rose.waits import WaitBoard
+from rose_transfer.transport.carried import CarriedServer
+from rose_transfer.transport.interface import ReadableObject
+from rose_transfer.transport.nixl_agent import NixlAgent
+from rose_transfer.transport.rdma import RdmaLender
+
+
+class Mortal(Memory):
+    """At its read number `at` it sends itself `signal_`."""
+
+    at = -1
+    signal_ = signal.SIGKILL
+
+    def open(self, key: str) -> ReadableObject:
+        return MortalObject(self, key)
+
+
+class MortalObject(MemoryObject):
+    def read_at(self, offset: int, length: int) -> bytes:
+        if len(self.memory.read) == Mortal.at:
+            os.kill(os.getpid(), Mortal.signal_)
+        return super().read_at(offset, length)
+
+
+async def main(port: int, at: int, signal_: int) -> None:
+    Mortal.at, Mortal.signal_ = at, signal.Signals(signal_)
+    waits = WaitBoard()
+    lender = RdmaLender(NixlAgent(), waits=waits)
+    server = CarriedServer(
+        Mortal(dict(OBJECTS)), lender=lender, token=TOKEN, waits=waits, port=port, limits=QUICK_SERVER
+    )
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*map(int, sys.argv[1:])))

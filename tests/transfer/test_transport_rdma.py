@@ -1,0 +1,228 @@
+"""RDMA in trouble: servers that die or freeze, peers that hold on to memory, frames that are cut or lie."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+from carried_tools import UCX_PATHS, need_nixl, nixl_agents, rdma_pair
+from frame_proxy import HOLD, FrameProxy, Meddle
+from test_transport_faults import Stranger
+from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, tcp_pair, until
+
+from rose.errors import DeadlineExceeded, TransferError
+from rose.waits import WaitBoard
+from rose_transfer.transport.carried import CarriedClient
+from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.frames import PIECE_BYTES_MAX
+from rose_transfer.transport.landing import FileLanding, MemoryLanding
+from rose_transfer.transport.messages import Get, Lent, Offer
+from rose_transfer.transport.nixl_agent import NixlAgent
+from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
+from rose_transfer.transport.server_session import ServerLimits
+
+SIX_PIECES = {"six": Random(6).randbytes(6 * PIECE - 7)}
+TWO_STREAMS = ClientLimits(
+    streams=2, window=2, piece_bytes=PIECE, greet_s=1.0, stall_s=0.3, retry_s=0.01, retry_s_max=0.05
+)
+# Against a server that is away for as long as a process takes to start.
+PATIENT = ClientLimits(streams=1, window=4, piece_bytes=PIECE, greet_s=1.0, stall_s=1.0, retry_s=0.1, retry_s_max=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _nixl() -> None:
+    need_nixl()
+
+
+async def meddled(meddle: Meddle) -> int:
+    """Fetch six pieces with a proxy on the control connection that meddles. Returns how many frames came by."""
+    async with (
+        rdma_pair(Memory(dict(SIX_PIECES)), "shared memory") as pair,
+        FrameProxy(pair.server.port, meddle) as proxy,
+    ):
+        client = pair.connect(limits=TWO_STREAMS, port=proxy.port)
+        assert await fetched(client, "six") == SIX_PIECES["six"]
+        await client.close()
+        return proxy.frames
+
+
+def every_frame() -> range:
+    return range(asyncio.run(meddled(lambda _, frame: frame)))
+
+
+def test_the_connection_is_cut_at_every_frame_boundary() -> None:
+    for cut in every_frame():
+        asyncio.run(meddled(lambda number, frame, cut=cut: None if number == cut else frame))
+
+
+def test_every_frame_is_corrupted_repeated_and_held_back_once() -> None:
+    for spoiled in every_frame():
+
+        def corrupt(number: int, frame: bytes, spoiled: int = spoiled) -> bytes | None:
+            return frame[:-1] + bytes([frame[-1] ^ 1]) if number == spoiled else frame
+
+        asyncio.run(meddled(corrupt))
+        asyncio.run(meddled(lambda number, frame, spoiled=spoiled: frame * (1 + (number == spoiled))))
+        asyncio.run(meddled(lambda number, frame, spoiled=spoiled: HOLD if number == spoiled else frame))
+
+
+def start_server(path: str, port: int, at: int, signal_: int) -> tuple[subprocess.Popen[str], int]:
+    folders = [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
+    process = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("rdma_server_main.py")), str(port), str(at), str(signal_)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "UCX_TLS": UCX_PATHS[path]},
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def client_of(path: str, port: int, waits: WaitBoard) -> CarriedClient:
+    borrower = RdmaBorrower(nixl_agents(path)[1])
+    return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=waits, limits=PATIENT)
+
+
+@pytest.mark.parametrize("path", UCX_PATHS)
+def test_a_killed_server_comes_back_and_the_fetch_goes_on(path: str) -> None:
+    async def check() -> None:
+        process, port = start_server(path, 0, 20, signal.SIGKILL)
+        client = client_of(path, port, WaitBoard())
+        try:
+            landing = MemoryLanding()
+            fetch = asyncio.ensure_future(client.fetch("long", landing, deadline_s=60))
+            assert await asyncio.to_thread(process.wait, 30) == -signal.SIGKILL
+            assert not fetch.done()
+            process, _ = await asyncio.to_thread(start_server, path, port, -1, signal.SIGKILL)
+            await fetch
+            assert landing.bytes_view == OBJECTS["long"]
+        finally:
+            await client.close()
+            process.kill()
+            process.wait(10)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_freezes_costs_its_connections_and_the_fetch_goes_on_when_it_thaws() -> None:
+    async def check() -> None:
+        process, port = start_server("tcp", 0, 20, signal.SIGSTOP)
+        waits = WaitBoard()
+        client = client_of("tcp", port, waits)
+        try:
+            with pytest.raises(DeadlineExceeded, match="long"):
+                await client.fetch("long", MemoryLanding(), deadline_s=3 * PATIENT.stall_s)
+            process.send_signal(signal.SIGCONT)
+            assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
+            await until(lambda: nixl_agents("tcp")[1].given_up == 0)
+        finally:
+            await client.close()
+            process.kill()
+            process.wait(10)
+        assert waits.snapshot() == ()
+
+    asyncio.run(check())
+
+
+def test_a_peer_that_never_takes_what_it_is_lent_is_dropped_and_its_memory_is_free_again() -> None:
+    async def check() -> None:
+        async with rdma_pair(Memory(), "shared memory", slots=2) as pair:
+            strangers = [await Stranger.greeted(pair.server.port) for _ in range(2)]
+            for stranger in strangers:
+                stranger.say(Get(1, "long", 0, PIECE))
+                assert isinstance(await stranger.hear(), Offer)
+                assert isinstance(await stranger.hear(), Lent)
+            # All the memory is lent; who comes next waits until the two are dropped.
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+            for stranger in strangers:
+                assert await stranger.hear() is None
+                stranger.writer.close()
+
+    asyncio.run(check())
+
+
+def test_many_receivers_share_one_slot() -> None:
+    async def check() -> None:
+        limits = ServerLimits(hello_s=5.0, stall_s=10.0)
+        async with rdma_pair(Memory(dict(SIX_PIECES)), "shared memory", slots=1, limits=limits) as pair:
+            came = await asyncio.gather(*(fetched(pair.connect(), "six") for _ in range(8)))
+            assert came == [SIX_PIECES["six"]] * 8
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("path", UCX_PATHS)
+def test_an_object_larger_than_all_registered_memory_arrives_in_memory_and_in_a_file(path: str, tmp_path: Path) -> None:
+    async def check() -> None:
+        content = Random(3).randbytes(2 * PIECE_BYTES_MAX + 12_345)
+        async with rdma_pair(Memory({"big": content}), path, slots=1) as pair:
+            client = pair.connect(limits=ClientLimits(streams=1, piece_bytes=PIECE_BYTES_MAX))
+            assert await fetched(client, "big") == content
+            await client.fetch("big", FileLanding(tmp_path / "big"), deadline_s=20)
+            assert (tmp_path / "big").read_bytes() == content
+
+    asyncio.run(check())
+
+
+def test_nothing_is_written_once_a_fetch_has_given_up() -> None:
+    async def check() -> None:
+        async with rdma_pair(Memory(), "shared memory") as pair:
+            client = pair.connect()
+            buffer = bytearray(len(OBJECTS["long"]))
+            landing = MemoryLanding(buffer)
+            fetch = asyncio.ensure_future(client.fetch("long", landing, size_bytes=len(buffer), deadline_s=20))
+            await until(lambda: any(buffer))
+            fetch.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetch
+            before = bytes(buffer)
+            assert await fetched(client, "long") == OBJECTS["long"]
+            assert buffer == before
+
+    asyncio.run(check())
+
+
+def test_a_client_and_a_server_of_different_transports_say_so() -> None:
+    async def check() -> None:
+        async with rdma_pair(Memory(), "shared memory") as pair, tcp_pair(Memory()) as plain:
+            for client, words in (
+                (pair.connect(port=plain.server.port), "on the connection instead of beside it"),
+                (plain.connect(port=pair.server.port), "Offer that nobody asked for"),
+            ):
+                with pytest.raises(DeadlineExceeded) as caught:
+                    await client.fetch("short", MemoryLanding(), deadline_s=0.5)
+                assert words in caught.value.to_do
+
+    asyncio.run(check())
+
+
+def test_an_offer_that_is_none_is_refused() -> None:
+    borrower = RdmaBorrower(nixl_agents("shared memory")[1])
+    with pytest.raises(TransferError, match="another path"):
+        borrower.taker(b"gloo/1 somewhere")
+    with pytest.raises(TransferError, match="cannot be reached"):
+        borrower.taker(b"rdma/1 nonsense").take(Lent(1, 0, 9, 9, 0, 0), 1.0)
+
+
+def test_a_place_outside_the_lent_memory_ends_the_read_not_the_process() -> None:
+    lending, borrowing = nixl_agents("shared memory")
+    lender = RdmaLender(lending, waits=WaitBoard(), slots=1)
+    taker = RdmaBorrower(borrowing).taker(lender.giver().offer)
+    with pytest.raises(TransferError, match="read"):
+        taker.take(Lent(1, 0, 9, 9, 0, 4096), 5.0)
+    taker.cut()
+    lender.close()
+
+
+def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("nixl_cu12", "nixl_cu13"):
+        monkeypatch.setitem(sys.modules, f"{package}._api", None)
+    with pytest.raises(TransferError, match="not installed") as caught:
+        NixlAgent()
+    assert "nixl-cu12" in caught.value.to_do
