@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,3 +35,14 @@ def base(tmp_path: Path, masters: dict[str, torch.Tensor]) -> Path:
     tensors = {name: tensor.to(torch.bfloat16) for name, tensor in masters.items() if name != "lm_head.weight"}
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory where there can be one, for tests that flush to disk some thousand times."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(dir=memory, prefix="rose-") as folder:
+        yield Path(folder)

@@ -59,11 +59,11 @@ def tensors(engine: Engine, packing: Packing) -> dict[str, torch.Tensor]:
     return unpack(packing, [engine.bits[bucket.bucket_id] for bucket in packing.buckets])
 
 
-def test_a_state_dict_arrives_rounded_and_tied_names_once(tmp_path: Path) -> None:
+def test_a_state_dict_arrives_rounded_and_tied_names_once(memory_path: Path) -> None:
     async def check() -> None:
-        async with site(tmp_path) as here:
+        async with site(memory_path) as here:
             publisher = WeightPublisher(
-                tmp_path / "store", waits=here.waits, parameters=PARAMETERS, serve=[here.serve()]
+                memory_path / "store", waits=here.waits, parameters=PARAMETERS, serve=[here.serve()]
             )
             async with publisher:
                 receiver, engine = here.receiver(port_of(publisher)), Engine()
@@ -81,9 +81,9 @@ def test_a_state_dict_arrives_rounded_and_tied_names_once(tmp_path: Path) -> Non
     asyncio.run(check())
 
 
-def test_without_anything_said_a_state_dict_is_published_as_it_is(tmp_path: Path) -> None:
+def test_without_anything_said_a_state_dict_is_published_as_it_is(memory_path: Path) -> None:
     async def check() -> None:
-        async with site(tmp_path) as here, WeightPublisher(tmp_path / "store", waits=here.waits) as publisher:
+        async with site(memory_path) as here, WeightPublisher(memory_path / "store", waits=here.waits) as publisher:
             state = weights(1)
             await publisher.publish(1, state)
             parameters = publisher.store.packing(1).parameters
@@ -95,11 +95,11 @@ def test_without_anything_said_a_state_dict_is_published_as_it_is(tmp_path: Path
     asyncio.run(check())
 
 
-def test_each_rank_fetches_its_share_and_more_ranks_may_come(tmp_path: Path) -> None:
+def test_each_rank_fetches_its_share_and_more_ranks_may_come(memory_path: Path) -> None:
     async def check() -> None:
-        async with site(tmp_path) as here:
+        async with site(memory_path) as here:
             two = [rank(number, 2) for number in range(2)]
-            publisher = WeightPublisher(tmp_path / "store", waits=here.waits, receivers=two, serve=[here.serve()])
+            publisher = WeightPublisher(memory_path / "store", waits=here.waits, receivers=two, serve=[here.serve()])
             async with publisher:
                 port = port_of(publisher)
                 await publisher.publish(1, weights(1))
@@ -121,10 +121,10 @@ def test_each_rank_fetches_its_share_and_more_ranks_may_come(tmp_path: Path) -> 
     asyncio.run(check())
 
 
-def test_old_versions_are_retired_but_those_that_are_pinned(tmp_path: Path) -> None:
+def test_old_versions_are_retired_but_those_that_are_pinned(memory_path: Path) -> None:
     async def check() -> None:
-        async with site(tmp_path) as here:
-            async with WeightPublisher(tmp_path / "store", waits=here.waits, keep=2) as publisher:
+        async with site(memory_path) as here:
+            async with WeightPublisher(memory_path / "store", waits=here.waits, keep=2) as publisher:
                 for version in range(1, 6):
                     await publisher.publish(version, weights(version))
                     if version == 2:
@@ -139,10 +139,10 @@ def test_old_versions_are_retired_but_those_that_are_pinned(tmp_path: Path) -> N
     asyncio.run(check())
 
 
-def test_a_publisher_goes_on_from_what_is_there_and_alone(tmp_path: Path) -> None:
+def test_a_publisher_goes_on_from_what_is_there_and_alone(memory_path: Path) -> None:
     async def check() -> None:
-        async with site(tmp_path) as here:
-            folder = tmp_path / "store"
+        async with site(memory_path) as here:
+            folder = memory_path / "store"
             async with WeightPublisher(folder, waits=here.waits) as publisher:
                 await publisher.publish(1, weights(1))
                 with pytest.raises(TransferError, match="another process writes"):
@@ -158,11 +158,11 @@ def test_a_publisher_goes_on_from_what_is_there_and_alone(tmp_path: Path) -> Non
     asyncio.run(check())
 
 
-def test_what_cannot_be_published_is_not_offered(tmp_path: Path) -> None:
+def test_what_cannot_be_published_is_not_offered(memory_path: Path) -> None:
     async def check() -> None:
-        async with site(tmp_path) as here:
+        async with site(memory_path) as here:
             publisher = WeightPublisher(
-                tmp_path / "store", waits=here.waits, parameters=PARAMETERS, serve=[here.serve()]
+                memory_path / "store", waits=here.waits, parameters=PARAMETERS, serve=[here.serve()]
             )
             async with publisher:
                 await publisher.publish(1, weights(1))

@@ -15,10 +15,10 @@ from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
 from rose_transfer.transport.interface import ObjectMissing, Refused
 
 
-def test_from_nothing_then_onwards_then_back(tmp_path: Path) -> None:
+def test_from_nothing_then_onwards_then_back(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 5)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, history = line(memory_path / "store", 5)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver, engine = here.receiver(port), Engine()
             for goal, steps in ((2, 2), (3, 1), (5, 1), (1, 1), (5, 1), (5, 0)):
                 fetched = await engine.move(receiver, goal)
@@ -31,7 +31,7 @@ def test_from_nothing_then_onwards_then_back(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_nothing_but_what_the_wanted_buckets_need(tmp_path: Path) -> None:
+def test_nothing_but_what_the_wanted_buckets_need(memory_path: Path) -> None:
     wanted = {BucketId("all", 1), BucketId("all", 3)}
     asked: list[Packing] = []
 
@@ -40,8 +40,8 @@ def test_nothing_but_what_the_wanted_buckets_need(tmp_path: Path) -> None:
         return wanted
 
     async def check() -> None:
-        store, history = line(tmp_path / "store", 2)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, history = line(memory_path / "store", 2)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver, engine = here.receiver(port, wanted=of_this_rank), Engine(of_this_rank)
             fetched = await receiver.fetch(None, None, 2, deadline_s=PATIENT)
             engine.apply(fetched)
@@ -61,10 +61,10 @@ def test_nothing_but_what_the_wanted_buckets_need(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
+def test_what_is_there_is_not_fetched_again(memory_path: Path) -> None:
     async def check() -> None:
-        store, _ = line(tmp_path / "store", 3)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, _ = line(memory_path / "store", 3)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver = here.receiver(port, "one")
             first = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             again = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
@@ -81,10 +81,10 @@ def test_what_is_there_is_not_fetched_again(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_other_bits_under_the_number_one_holds_are_never_gone_on_from(tmp_path: Path) -> None:
+def test_other_bits_under_the_number_one_holds_are_never_gone_on_from(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 3)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, history = line(memory_path / "store", 3)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver, engine = here.receiver(port), Engine(version=2, fingerprint="0" * 64)
             fetched = await engine.move(receiver, 3)
             assert not fetched.start_known
@@ -94,10 +94,10 @@ def test_other_bits_under_the_number_one_holds_are_never_gone_on_from(tmp_path: 
     asyncio.run(check())
 
 
-def test_a_retired_version_is_missing_and_a_start_that_was_retired_begins_anew(tmp_path: Path) -> None:
+def test_a_retired_version_is_missing_and_a_start_that_was_retired_begins_anew(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 6)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, history = line(memory_path / "store", 6)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver, engine = here.receiver(port), Engine()
             await engine.move(receiver, 2)
             store.collect(2)
@@ -110,10 +110,10 @@ def test_a_retired_version_is_missing_and_a_start_that_was_retired_begins_anew(t
     asyncio.run(check())
 
 
-def test_news_skip_what_was_overtaken_and_come_once(tmp_path: Path) -> None:
+def test_news_skip_what_was_overtaken_and_come_once(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 2)
-        async with site(tmp_path) as here, offered(here, store) as (outlet, port):
+        store, history = line(memory_path / "store", 2)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port):
             news = here.receiver(port).subscribe()
             assert await anext(news) == Offer(2, store.fingerprint(2))
             for version in (3, 4):
@@ -132,16 +132,16 @@ def test_news_skip_what_was_overtaken_and_come_once(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_news_outlast_a_server_and_tell_of_another_lineage(tmp_path: Path) -> None:
+def test_news_outlast_a_server_and_tell_of_another_lineage(memory_path: Path) -> None:
     async def check() -> None:
-        store, _ = line(tmp_path / "store", 4)
-        async with site(tmp_path) as here:
+        store, _ = line(memory_path / "store", 4)
+        async with site(memory_path) as here:
             async with offered(here, store) as (_, port):
                 receiver = here.receiver(port)
                 news = receiver.subscribe(after=Offer(3, store.fingerprint(3)))
                 assert (await anext(news)).version == 4
             store.close()
-            other = Store(tmp_path / "other")
+            other = Store(memory_path / "other")
             other.publish(1, PACKING, first_weights(99))
             waiting = asyncio.ensure_future(anext(news))
             async with offered(here, other, port=port):
@@ -151,12 +151,12 @@ def test_news_outlast_a_server_and_tell_of_another_lineage(tmp_path: Path) -> No
     asyncio.run(check())
 
 
-def test_a_wrong_token_ends_news_and_fetches(tmp_path: Path) -> None:
+def test_a_wrong_token_ends_news_and_fetches(memory_path: Path) -> None:
     async def check() -> None:
-        store, _ = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, _ = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             client = here.client(port, token="another token of the tests")
-            receiver = Receiver(client, tmp_path / "receiver", waits=here.waits)
+            receiver = Receiver(client, memory_path / "receiver", waits=here.waits)
             with pytest.raises(Refused):
                 await anext(receiver.subscribe())
             with pytest.raises(Refused):
@@ -166,10 +166,10 @@ def test_a_wrong_token_ends_news_and_fetches(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_one_fetch_at_a_time(tmp_path: Path) -> None:
+def test_one_fetch_at_a_time(memory_path: Path) -> None:
     async def check() -> None:
-        store, _ = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (_, port):
+        store, _ = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver = here.receiver(port)
             both = await asyncio.gather(
                 *(receiver.fetch(None, None, 1, deadline_s=PATIENT) for _ in range(2)), return_exceptions=True

@@ -35,10 +35,10 @@ async def has(relay: Relay, version: int) -> None:
     await until(offers_it)
 
 
-def test_dense_once_then_deltas_then_joiners_cost_the_upstream_nothing(tmp_path: Path) -> None:
+def test_dense_once_then_deltas_then_joiners_cost_the_upstream_nothing(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (outlet, port), here.relay(port) as relay:
+        store, history = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port), here.relay(port) as relay:
             await has(relay, 1)
             dense = here.counted[0].object_bytes
             for version in (2, 3, 4):
@@ -62,12 +62,12 @@ def test_dense_once_then_deltas_then_joiners_cost_the_upstream_nothing(tmp_path:
 
 
 @pytest.mark.parametrize("engines", [1, 8])
-def test_the_slow_link_carries_the_same_however_many_are_behind_it(tmp_path: Path, engines: int) -> None:
+def test_the_slow_link_carries_the_same_however_many_are_behind_it(memory_path: Path, engines: int) -> None:
     """One figure for both: what the publisher sends is what the store holds of these versions, to the byte."""
 
     async def check() -> None:
-        store, history = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (outlet, port), here.relay(port) as relay:
+        store, history = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port), here.relay(port) as relay:
             await has(relay, 1)
             behind = [(here.receiver(port_of(relay)), Engine()) for _ in range(engines)]
             for version in range(1, 5):
@@ -83,10 +83,10 @@ def test_the_slow_link_carries_the_same_however_many_are_behind_it(tmp_path: Pat
     asyncio.run(check())
 
 
-def test_a_relay_that_fell_behind_takes_one_merged_delta(tmp_path: Path) -> None:
+def test_a_relay_that_fell_behind_takes_one_merged_delta(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (outlet, port):
+        store, history = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port):
             async with here.relay(port) as relay:
                 await has(relay, 1)
             publish_on(store, outlet, history, 7)
@@ -101,11 +101,11 @@ def test_a_relay_that_fell_behind_takes_one_merged_delta(tmp_path: Path) -> None
     asyncio.run(check())
 
 
-def test_a_relay_of_a_relay(tmp_path: Path) -> None:
+def test_a_relay_of_a_relay(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 2)
+        store, history = line(memory_path / "store", 2)
         async with (
-            site(tmp_path) as here,
+            site(memory_path) as here,
             offered(here, store) as (outlet, port),
             here.relay(port, "near") as near,
             here.relay(port_of(near), "far") as far,
@@ -120,10 +120,10 @@ def test_a_relay_of_a_relay(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_without_its_upstream_a_relay_goes_on_serving_and_says_whom_it_waits_for(tmp_path: Path) -> None:
+def test_without_its_upstream_a_relay_goes_on_serving_and_says_whom_it_waits_for(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 3)
-        async with site(tmp_path) as here:
+        store, history = line(memory_path / "store", 3)
+        async with site(memory_path) as here:
             async with offered(here, store) as (_, port), here.relay(port, port=(own := free_port())) as relay:
                 await has(relay, 3)
             async with here.relay(port, port=own) as relay:
@@ -139,13 +139,13 @@ def test_without_its_upstream_a_relay_goes_on_serving_and_says_whom_it_waits_for
     asyncio.run(check())
 
 
-def test_another_lineage_replaces_the_old_one_whole(tmp_path: Path) -> None:
+def test_another_lineage_replaces_the_old_one_whole(memory_path: Path) -> None:
     async def check(first_of_new: int) -> None:
-        store, _ = line(tmp_path / "store", 3)
-        other = Store(tmp_path / "other")
+        store, _ = line(memory_path / "store", 3)
+        other = Store(memory_path / "other")
         fresh = {first_of_new: first_weights(99)}
         other.publish(first_of_new, PACKING, fresh[first_of_new])
-        async with site(tmp_path) as here:
+        async with site(memory_path) as here:
             async with offered(here, store) as (_, port), here.relay(port, port=(own := free_port())) as relay:
                 await has(relay, 3)
                 receiver, engine = here.receiver(own), Engine()
@@ -164,14 +164,14 @@ def test_another_lineage_replaces_the_old_one_whole(tmp_path: Path) -> None:
 
     for number in (1, 3, 8):
         for folder in ("store", "other", "relay"):
-            shutil.rmtree(tmp_path / folder, ignore_errors=True)
+            shutil.rmtree(memory_path / folder, ignore_errors=True)
         asyncio.run(check(number))
 
 
-def test_a_relay_retires_by_its_own_rule(tmp_path: Path) -> None:
+def test_a_relay_retires_by_its_own_rule(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (outlet, port), here.relay(port, keep=2) as relay:
+        store, history = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port), here.relay(port, keep=2) as relay:
             for version in range(1, 7):
                 publish_on(store, outlet, history, version)
                 await has(relay, version)
@@ -183,12 +183,12 @@ def test_a_relay_retires_by_its_own_rule(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_where_there_is_no_room_old_versions_go_first(tmp_path: Path) -> None:
+def test_where_there_is_no_room_old_versions_go_first(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 1)
+        store, history = line(memory_path / "store", 1)
         dense = store.objects.used_bytes
         async with (
-            site(tmp_path) as here,
+            site(memory_path) as here,
             offered(here, store) as (outlet, port),
             here.relay(port, keep=100, bytes_max=3 * dense) as relay,
         ):
@@ -206,11 +206,11 @@ def test_where_there_is_no_room_old_versions_go_first(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_where_there_is_no_room_at_all_a_relay_stays_where_it_is(tmp_path: Path) -> None:
+def test_where_there_is_no_room_at_all_a_relay_stays_where_it_is(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 1)
+        store, history = line(memory_path / "store", 1)
         dense = store.objects.used_bytes
-        async with site(tmp_path) as here, offered(here, store) as (outlet, port):
+        async with site(memory_path) as here, offered(here, store) as (outlet, port):
             async with here.relay(port, bytes_max=dense + 500) as relay:
                 await has(relay, 1)
                 publish_on(store, outlet, history, 2)
@@ -225,10 +225,10 @@ def test_where_there_is_no_room_at_all_a_relay_stays_where_it_is(tmp_path: Path)
     asyncio.run(check())
 
 
-def test_a_version_that_the_disk_has_lost_is_fetched_again(tmp_path: Path) -> None:
+def test_a_version_that_the_disk_has_lost_is_fetched_again(memory_path: Path) -> None:
     async def check() -> None:
-        store, history = line(tmp_path / "store", 2)
-        async with site(tmp_path) as here, offered(here, store) as (_, port), here.relay(port) as relay:
+        store, history = line(memory_path / "store", 2)
+        async with site(memory_path) as here, offered(here, store) as (_, port), here.relay(port) as relay:
             await has(relay, 2)
             for found in relay.store.manifests():
                 for entry in found.buckets:
@@ -250,12 +250,12 @@ def _spoil(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def test_two_relays_in_one_folder(tmp_path: Path) -> None:
+def test_two_relays_in_one_folder(memory_path: Path) -> None:
     async def check() -> None:
-        store, _ = line(tmp_path / "store", 1)
-        async with site(tmp_path) as here, offered(here, store) as (_, port), here.relay(port):
+        store, _ = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (_, port), here.relay(port):
             with pytest.raises(TransferError, match="another process writes"):
-                Relay(here.client(port), tmp_path / "relay", waits=here.waits, serve=[])
+                Relay(here.client(port), memory_path / "relay", waits=here.waits, serve=[])
         store.close()
 
     asyncio.run(check())

@@ -2,7 +2,7 @@
 
 Invariants
 - A manifest is believed only under the hash of its key, a way only if its manifests chain up to its goal.
-- What is in use is entered before it is looked for, so that nobody tidies it away.
+- What can be had is brought, also where another object is damaged or gone: the next attempt is for the rest.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ class GoalMissing(ObjectMissing):
 
 
 class Following:
-    """Brings to `shelf` what `client` has, until the loop's time is `until`. For one attempt.
-
-    `in_use` takes the keys, `received_bytes` counts payload.
-    """
+    """Brings to `shelf` what `client` has, until the loop's time is `until`. `received_bytes` counts payload."""
 
     def __init__(
         self,
@@ -48,14 +45,12 @@ class Following:
         waits: WaitBoard,
         wanted: Wanted | None,
         until: float,
-        in_use: set[str],
     ) -> None:
         self._client = client
         self._shelf = shelf
         self._waits = waits
         self._wanted = wanted
         self._until = until
-        self._in_use = in_use
         self.received_bytes = 0
 
     async def follow(self, ask: WayAsk) -> Way:
@@ -100,7 +95,7 @@ class Following:
         return {entry.key: entry.encoded_bytes for entry in entries}
 
     async def _bring_all(self, sizes: Mapping[str, int]) -> None:
-        """Some at a time, in their order. What can be had is brought, also where another object is damaged or gone."""
+        """Some at a time, in their order."""
         waiting = iter(sizes.items())
         troubles: list[TransferError] = []
 
@@ -123,7 +118,7 @@ class Following:
             raise troubles[0]
 
     async def _bring(self, key: str, size_bytes: int | None) -> None:
-        self._in_use.add(key)
+        self._shelf.use(key)
         if await self._from_disk(self._shelf.has, key):
             return
         arrival = self._shelf.arrival(key, TEXT_BYTES_MAX if size_bytes is None else _OBJECT_BYTES_MAX)

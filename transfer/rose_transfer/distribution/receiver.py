@@ -82,7 +82,7 @@ class Receiver:
         self._waits = waits
         self._wanted = wanted
         self._watch_s = watch_s
-        self._in_use: set[str] | None = None
+        self._fetching = False
 
     def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
         """The newest version, whenever it is another one than `after` and than the last that was given.
@@ -99,23 +99,22 @@ class Receiver:
         One at a time. Raises ObjectMissing if the goal is not kept upstream: take the newest. NoRoom, Refused,
         DeadlineExceeded, or TransferError if every way was damaged; what had arrived stays for the next attempt.
         """
-        if self._in_use is not None:
+        if self._fetching:
             raise ContractError("a fetch is under way", expected="one at a time for each receiver")
-        self._in_use = set()
+        self._fetching = True
         try:
             return await self._fetch(WayAsk(goal, start, start_fingerprint, secrets.token_hex(16)), deadline_s)
         finally:
-            self._in_use = None
+            self._fetching = False
+            self._shelf.release()
 
     async def _fetch(self, ask: WayAsk, deadline_s: float) -> Fetched:
-        assert self._in_use is not None
         following = Following(
             self._client,
             self._shelf,
             waits=self._waits,
             wanted=self._wanted,
             until=asyncio.get_running_loop().time() + deadline_s,
-            in_use=self._in_use,
         )
         attempt = 0
         while True:
@@ -131,8 +130,8 @@ class Receiver:
                         to_do="look at the server's store with `rose weights verify`",
                     ) from error
                 log.warning("what leads to new weights is asked for again", version=ask.goal, why=str(error))
-                # What has gone meanwhile is retired; anything else may be damage, and the server is to look.
-                checked = ask.checked or not isinstance(error, ObjectMissing)
+                # What is missing once was retired meanwhile; anything else may be damage, and the server is to look.
+                checked = ask.checked or attempt > 1 or not isinstance(error, ObjectMissing)
                 ask = WayAsk(ask.goal, ask.start, ask.start_fingerprint, secrets.token_hex(16), checked)
             else:
                 return Fetched(
@@ -147,9 +146,9 @@ class Receiver:
     def forget(self, keep: Iterable[Fetched] = ()) -> None:
         """Remove what was fetched, but for what `keep` is made of and what is being fetched now.
 
-        Raises TransferError if the disk fails.
+        May be called from a thread; removing files takes milliseconds. Raises TransferError if the disk fails.
         """
-        needed = set(self._in_use or ())
+        needed: set[str] = set()
         for kept in keep:
             for key, _ in kept.steps:
                 needed |= {key, *manifest.from_bytes(self._shelf.objects.read(key)).object_keys()}

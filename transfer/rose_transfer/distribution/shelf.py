@@ -6,13 +6,15 @@
 Invariants
 - What `has` says is here was compared with its key by this process, since a loss of power spoils what it likes.
 - An object is taken in by a rename: a killed process leaves it here or there, never in between.
+- What is in use is not tidied away: it was entered before it was looked for.
 
-All methods but `arrival` read or write the disk at length: call them from threads.
+Methods that read or write the disk take their time, and may be called from threads.
 """
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Collection
 from pathlib import Path
 
@@ -37,6 +39,18 @@ class Shelf:
         self.objects.remove_drafts()
         self._beside = beside
         self._compared: set[str] = set()
+        self._guard = threading.Lock()
+        self._in_use: set[str] = set()
+
+    def use(self, key: str) -> None:
+        """Do not tidy this object away, here by now or not, until `release`."""
+        with self._guard:
+            self._in_use.add(key)
+
+    def release(self) -> None:
+        """Nothing is in use any more."""
+        with self._guard:
+            self._in_use.clear()
 
     def has(self, key: str) -> bool:
         """Whether the object is here; a damaged one is not. Raises TransferError if the disk fails."""
@@ -67,15 +81,15 @@ class Shelf:
             raise LostObject(f"what was received is not object {key[:12]}", to_do="get it again, or from elsewhere")
 
     def keep_only(self, needed: Collection[str]) -> None:
-        """Remove everything else, what is arriving included. Raises TransferError if the disk fails."""
-        for key in self.objects.known():
-            if key not in needed:
-                self._compared.discard(key)
-                self.objects.remove(key)
-        with disk_trouble(f"{self._arriving} cannot be tidied"):
-            for path in self._arriving.iterdir():
-                if path.name not in needed:
-                    path.unlink(missing_ok=True)
+        """Remove everything else that is not in use, what is arriving included. Raises TransferError."""
+        arriving = [path.name for path in self._arriving.iterdir()]
+        for key in (*self.objects.known(), *arriving):
+            with self._guard:
+                if key not in needed and key not in self._in_use:
+                    self._compared.discard(key)
+                    self.objects.remove(key)
+                    with disk_trouble(f"{self._arriving} cannot be tidied"):
+                        (self._arriving / key).unlink(missing_ok=True)
 
     def _link_from(self, beside: Objects, key: str) -> bool:
         try:
