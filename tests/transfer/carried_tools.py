@@ -7,6 +7,7 @@ import importlib.util
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from transport_tools import QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running
@@ -15,12 +16,17 @@ from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedClient, CarriedServer
 from rose_transfer.transport.carrier import Borrower, Lender
 from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.collective import CollectiveBorrower, CollectiveLender
 from rose_transfer.transport.fetching import StreamClient
+from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ObjectSource
 from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
 from rose_transfer.transport.server_session import ServerLimits
 
+# A communicator is made for each connection, by threads: few connections, and time to make them.
+PAIRING_CLIENT = replace(QUICK_CLIENT, streams=1, stall_s=10.0)
+PAIRING_SERVER = replace(QUICK_SERVER, stall_s=10.0)
 UCX_PATHS = {"tcp": "tcp", "shared memory": "shm,cma,tcp"}
 
 
@@ -51,19 +57,35 @@ async def rdma_pair(
     lending, borrowing = nixl_agents(path)
     waits = WaitBoard()
     lender = RdmaLender(lending, waits=waits, slots=slots)
-    async with carried_pair(source, lender, lambda: RdmaBorrower(borrowing), waits, limits) as pair:
+    async with carried_pair(source, lender, lambda: RdmaBorrower(borrowing), waits, limits, QUICK_CLIENT) as pair:
         yield pair
     assert lender.free_slots == slots
 
 
 @asynccontextmanager
+async def gloo_pair(
+    source: ObjectSource, *, limits: ServerLimits = PAIRING_SERVER, client_limits: ClientLimits = PAIRING_CLIENT
+) -> AsyncIterator[Pair]:
+    waits = WaitBoard()
+    lender = CollectiveLender(GlooCollective(), waits=waits, stall_s=limits.stall_s)
+    borrower = CollectiveBorrower(GlooCollective())
+    async with carried_pair(source, lender, lambda: borrower, waits, limits, client_limits) as pair:
+        yield pair
+
+
+@asynccontextmanager
 async def carried_pair(
-    source: ObjectSource, lender: Lender, borrower: Callable[[], Borrower], waits: WaitBoard, limits: ServerLimits
+    source: ObjectSource,
+    lender: Lender,
+    borrower: Callable[[], Borrower],
+    waits: WaitBoard,
+    limits: ServerLimits,
+    client_limits: ClientLimits,
 ) -> AsyncIterator[Pair]:
     server = CarriedServer(source, lender=lender, token=TOKEN, waits=waits, limits=limits)
     clients: list[StreamClient] = []
 
-    def connect(token: str = TOKEN, limits: ClientLimits = QUICK_CLIENT, port: int | None = None) -> StreamClient:
+    def connect(token: str = TOKEN, limits: ClientLimits = client_limits, port: int | None = None) -> StreamClient:
         client = CarriedClient(
             "127.0.0.1", port or server.port, borrower=borrower(), token=token, waits=waits, limits=limits
         )
