@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from transport_tools import QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running
@@ -16,7 +19,7 @@ from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedClient, CarriedServer
 from rose_transfer.transport.carrier import Borrower, Lender
 from rose_transfer.transport.client_state import ClientLimits
-from rose_transfer.transport.collective import CollectiveBorrower, CollectiveLender
+from rose_transfer.transport.collective import Collective, CollectiveBorrower, CollectiveLender
 from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ObjectSource
@@ -62,14 +65,18 @@ async def rdma_pair(
     assert lender.free_slots == slots
 
 
+def gloo_pair(source: ObjectSource, *, limits: ServerLimits = PAIRING_SERVER) -> AbstractAsyncContextManager[Pair]:
+    return collective_pair(source, GlooCollective(), GlooCollective(), limits=limits)
+
+
 @asynccontextmanager
-async def gloo_pair(
-    source: ObjectSource, *, limits: ServerLimits = PAIRING_SERVER, client_limits: ClientLimits = PAIRING_CLIENT
+async def collective_pair(
+    source: ObjectSource, lending: Collective, borrowing: Collective, *, limits: ServerLimits = PAIRING_SERVER
 ) -> AsyncIterator[Pair]:
     waits = WaitBoard()
-    lender = CollectiveLender(GlooCollective(), waits=waits, stall_s=limits.stall_s)
-    borrower = CollectiveBorrower(GlooCollective())
-    async with carried_pair(source, lender, lambda: borrower, waits, limits, client_limits) as pair:
+    lender = CollectiveLender(lending, waits=waits, stall_s=limits.stall_s)
+    borrower = CollectiveBorrower(borrowing)
+    async with carried_pair(source, lender, lambda: borrower, waits, limits, PAIRING_CLIENT) as pair:
         yield pair
 
 
@@ -94,3 +101,19 @@ async def carried_pair(
 
     async with running(Pair(server, waits, connect), clients) as pair:
         yield pair
+
+
+def start_carried(
+    path: str, port: int, at: int, signal_: int, env: dict[str, str] | None = None
+) -> tuple[subprocess.Popen[str], int]:
+    """A server of OBJECTS in a process of its own, which sends itself `signal_` at read number `at`; and its port."""
+    folders = [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
+    main = Path(__file__).with_name("carried_server_main.py")
+    process = subprocess.Popen(
+        [sys.executable, str(main), path, str(port), str(at), str(int(signal_))],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})},
+    )
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from random import Random
 
 import pytest
-from carried_tools import UCX_PATHS, need_nixl, nixl_agents, rdma_pair
+from carried_tools import UCX_PATHS, need_nixl, nixl_agents, rdma_pair, start_carried
 from frame_proxy import HOLD, FrameProxy, Meddle
 from test_transport_faults import Stranger
 from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, tcp_pair, until
@@ -72,16 +70,8 @@ def test_every_frame_is_corrupted_repeated_and_held_back_once() -> None:
         asyncio.run(meddled(lambda number, frame, spoiled=spoiled: HOLD if number == spoiled else frame))
 
 
-def start_server(path: str, port: int, at: int, signal_: int) -> tuple[subprocess.Popen[str], int]:
-    folders = [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("rdma_server_main.py")), str(port), str(at), str(signal_)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), "UCX_TLS": UCX_PATHS[path]},
-    )
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
+def env_of(path: str) -> dict[str, str]:
+    return {"UCX_TLS": UCX_PATHS[path]}
 
 
 def client_of(path: str, port: int, waits: WaitBoard) -> CarriedClient:
@@ -92,14 +82,14 @@ def client_of(path: str, port: int, waits: WaitBoard) -> CarriedClient:
 @pytest.mark.parametrize("path", UCX_PATHS)
 def test_a_killed_server_comes_back_and_the_fetch_goes_on(path: str) -> None:
     async def check() -> None:
-        process, port = start_server(path, 0, 20, signal.SIGKILL)
+        process, port = start_carried("rdma", 0, 20, signal.SIGKILL, env_of(path))
         client = client_of(path, port, WaitBoard())
         try:
             landing = MemoryLanding()
             fetch = asyncio.ensure_future(client.fetch("long", landing, deadline_s=60))
             assert await asyncio.to_thread(process.wait, 30) == -signal.SIGKILL
             assert not fetch.done()
-            process, _ = await asyncio.to_thread(start_server, path, port, -1, signal.SIGKILL)
+            process, _ = await asyncio.to_thread(start_carried, "rdma", port, -1, signal.SIGKILL, env_of(path))
             await fetch
             assert landing.bytes_view == OBJECTS["long"]
         finally:
@@ -112,7 +102,7 @@ def test_a_killed_server_comes_back_and_the_fetch_goes_on(path: str) -> None:
 
 def test_a_server_that_freezes_costs_its_connections_and_the_fetch_goes_on_when_it_thaws() -> None:
     async def check() -> None:
-        process, port = start_server("tcp", 0, 20, signal.SIGSTOP)
+        process, port = start_carried("rdma", 0, 20, signal.SIGSTOP, env_of("tcp"))
         waits = WaitBoard()
         client = client_of("tcp", port, waits)
         try:

@@ -1,4 +1,4 @@
-"""A server process that tests kill or freeze: lends the objects of `transport_tools` by RDMA, until it is ended."""
+"""A server process that tests kill or freeze: lends the objects of `transport_tools` by RDMA or gloo until then."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from transport_tools import OBJECTS, QUICK_SERVER, TOKEN, Memory, MemoryObject
 
 from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedServer
+from rose_transfer.transport.carrier import Lender
+from rose_transfer.transport.collective import CollectiveLender
+from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ReadableObject
 from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaLender
@@ -33,12 +36,22 @@ class MortalObject(MemoryObject):
         return super().read_at(offset, length)
 
 
-async def main(port: int, at: int, signal_: int) -> None:
+def lender_of(path: str, waits: WaitBoard) -> Lender:
+    if path == "gloo":
+        return CollectiveLender(GlooCollective(), waits=waits)
+    return RdmaLender(NixlAgent(), waits=waits)
+
+
+async def main(path: str, port: int, at: int, signal_: int) -> None:
     Mortal.at, Mortal.signal_ = at, signal.Signals(signal_)
     waits = WaitBoard()
-    lender = RdmaLender(NixlAgent(), waits=waits)
     server = CarriedServer(
-        Mortal(dict(OBJECTS)), lender=lender, token=TOKEN, waits=waits, port=port, limits=QUICK_SERVER
+        Mortal(dict(OBJECTS)),
+        lender=lender_of(path, waits),
+        token=TOKEN,
+        waits=waits,
+        port=port,
+        limits=QUICK_SERVER,
     )
     await server.start()
     print(server.port, flush=True)
@@ -46,4 +59,4 @@ async def main(port: int, at: int, signal_: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*map(int, sys.argv[1:])))
+    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))

@@ -1,0 +1,198 @@
+"""Pairs of a collective in trouble: ends that die, freeze or never come. On gloo, so on any machine."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch.distributed
+from carried_tools import PAIRING_CLIENT, PAIRING_SERVER, collective_pair, gloo_pair, start_carried
+from frame_proxy import FrameProxy, Meddle
+from test_transport_faults import Stranger
+from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, until
+
+from rose.errors import DeadlineExceeded, TransferError
+from rose.waits import WaitBoard
+from rose_transfer.transport.carried import CarriedClient
+from rose_transfer.transport.collective import CollectiveBorrower
+from rose_transfer.transport.gloo_collective import GlooCollective
+from rose_transfer.transport.landing import MemoryLanding
+from rose_transfer.transport.messages import Get, Lent, Offer
+from rose_transfer.transport.nccl_collective import NcclCollective
+
+THREE_PIECES = {"three": Random(6).randbytes(3 * PIECE - 7)}
+IMPATIENT = replace(PAIRING_CLIENT, stall_s=1.0, retry_s=0.1, retry_s_max=0.2)
+
+
+async def meddled(meddle: Meddle) -> int:
+    """Fetch three pieces with a proxy on the control connection that meddles. Returns how many frames came by."""
+    async with gloo_pair(Memory(dict(THREE_PIECES))) as pair, FrameProxy(pair.server.port, meddle) as proxy:
+        client = pair.connect(port=proxy.port)
+        assert await fetched(client, "three") == THREE_PIECES["three"]
+        await client.close()
+        return proxy.frames
+
+
+def test_the_connection_is_cut_at_every_frame_boundary_and_a_new_pair_goes_on() -> None:
+    for cut in range(asyncio.run(meddled(lambda _, frame: frame))):
+        asyncio.run(meddled(lambda number, frame, cut=cut: None if number == cut else frame))
+
+
+def client_of(port: int) -> CarriedClient:
+    borrower = CollectiveBorrower(GlooCollective())
+    return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=IMPATIENT)
+
+
+def test_a_killed_server_comes_back_and_the_fetch_goes_on() -> None:
+    async def check() -> None:
+        process, port = start_carried("gloo", 0, 20, signal.SIGKILL)
+        client = client_of(port)
+        try:
+            landing = MemoryLanding()
+            fetch = asyncio.ensure_future(client.fetch("long", landing, deadline_s=60))
+            assert await asyncio.to_thread(process.wait, 30) == -signal.SIGKILL
+            assert not fetch.done()
+            process, _ = await asyncio.to_thread(start_carried, "gloo", port, -1, signal.SIGKILL)
+            await fetch
+            assert landing.bytes_view == OBJECTS["long"]
+        finally:
+            await client.close()
+            process.kill()
+            process.wait(10)
+
+    asyncio.run(check())
+
+
+def test_a_server_that_freezes_holds_nobody_and_the_fetch_goes_on_when_it_thaws() -> None:
+    async def check() -> None:
+        process, port = start_carried("gloo", 0, 20, signal.SIGSTOP)
+        client = client_of(port)
+        try:
+            with pytest.raises(DeadlineExceeded, match="long"):
+                await client.fetch("long", MemoryLanding(), deadline_s=2 * IMPATIENT.stall_s)
+            process.send_signal(signal.SIGCONT)
+            assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
+        finally:
+            await client.close()
+            process.kill()
+            process.wait(10)
+
+    asyncio.run(check())
+
+
+def test_a_peer_that_never_joins_its_pair_is_dropped_and_its_thread_ends() -> None:
+    async def check() -> None:
+        limits = replace(PAIRING_SERVER, stall_s=0.5)
+        async with gloo_pair(Memory(), limits=limits) as pair:
+            stranger = await Stranger.greeted(pair.server.port)
+            stranger.say(Get(1, "long", 0, PIECE))
+            assert isinstance(await stranger.hear(), Offer)
+            assert isinstance(await stranger.hear(), Lent)
+            assert any(thread.name.startswith("rose-give") for thread in threading.enumerate())
+            assert await stranger.hear() is None
+            await until(lambda: not any(thread.name.startswith("rose-give") for thread in threading.enumerate()))
+            stranger.writer.close()
+
+    asyncio.run(check())
+
+
+def test_an_end_waits_for_the_other_until_its_deadline_only() -> None:
+    collective = GlooCollective()
+    with pytest.raises(DeadlineExceeded, match="no join after"):
+        collective.join(collective.make_id(), 0, 0.3)
+    ends: list[object] = []
+    pair_id = collective.make_id()
+    other = threading.Thread(target=lambda: ends.append(collective.join(pair_id, 1, 10.0)))
+    other.start()
+    pair = collective.join(pair_id, 0, 10.0)
+    other.join(10)
+    with pytest.raises(DeadlineExceeded, match="no receive after"):
+        pair.receive(9, 0.3)
+    with pytest.raises(TransferError, match="aborted"):
+        pair.send(9, 0.3)
+
+
+def test_a_pair_that_was_cut_is_not_joined() -> None:
+    collective = GlooCollective()
+    taker = CollectiveBorrower(collective).taker(b"gloo/1 " + collective.make_id())
+    taker.cut()
+    with pytest.raises(TransferError, match="was cut"):
+        taker.take(Lent(1, 0, 9, 9, 0, 0), 10.0)
+
+
+def test_an_offer_that_is_none_is_refused() -> None:
+    borrower = CollectiveBorrower(GlooCollective())
+    with pytest.raises(TransferError, match="another path"):
+        borrower.taker(b"rdma/1 somewhere")
+    for nonsense in (b"", b"127.0.0.1", b"127.0.0.1 port name", b"\xff \xff \xff"):
+        with pytest.raises(TransferError, match="names no gloo pair"):
+            borrower.taker(b"gloo/1 " + nonsense).take(Lent(1, 0, 9, 9, 0, 0), 1.0)
+
+
+def test_no_process_group_of_others_is_touched() -> None:
+    async def check() -> None:
+        async with gloo_pair(Memory()) as pair:
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+            assert not torch.distributed.is_initialized()
+
+    asyncio.run(check())
+
+
+def test_missing_cupy_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(TransferError, match="CuPy, which is not installed") as caught:
+        NcclCollective()
+    assert "rose-rl[gpu]" in caught.value.to_do
+
+
+@pytest.mark.gpu
+def test_nccl_carries_every_object_between_two_gpus_and_a_new_pair_after_a_cut() -> None:
+    cupy = pytest.importorskip("cupy")
+    if cupy.cuda.runtime.getDeviceCount() < 2:
+        pytest.skip("NCCL refuses two ranks on one GPU; this needs two")
+
+    async def check() -> None:
+        async with collective_pair(Memory(), NcclCollective(0), NcclCollective(1)) as pair:
+            for key, content in OBJECTS.items():
+                assert await fetched(pair.connect(), key, 60) == content
+            for cut in (8, 12):
+                async with FrameProxy(pair.server.port, lambda n, frame, cut=cut: None if n == cut else frame) as proxy:
+                    client = pair.connect(port=proxy.port)
+                    assert await fetched(client, "long", 60) == OBJECTS["long"]
+                    await client.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.gpu
+def test_nccl_refuses_one_gpu_for_both_ends_and_holds_nobody() -> None:
+    pytest.importorskip("cupy")
+    collective = NcclCollective(0)
+    pair_id = collective.make_id()
+    errors: list[BaseException] = []
+
+    def join(rank: int) -> None:
+        try:
+            collective.join(pair_id, rank, 30.0)
+        except (TransferError, DeadlineExceeded) as error:
+            errors.append(error)
+
+    ends = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join(60)
+    assert len(errors) == 2
+
+
+@pytest.mark.gpu
+def test_nccl_waits_for_an_end_that_never_comes_until_the_deadline_only() -> None:
+    pytest.importorskip("cupy")
+    collective = NcclCollective(0)
+    with pytest.raises(DeadlineExceeded, match="no other end"):
+        collective.join(collective.make_id(), 0, 1.0)
