@@ -13,9 +13,7 @@ from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedServer
 from rose_transfer.transport.carrier import Lender
 from rose_transfer.transport.collective import CollectiveLender
-from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ReadableObject
-from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaLender
 
 
@@ -37,8 +35,13 @@ class MortalObject(MemoryObject):
 
 
 def lender_of(path: str, waits: WaitBoard) -> Lender:
+    # Each imports what only it needs: a process must not take longer to start than a test can wait.
     if path == "gloo":
+        from rose_transfer.transport.gloo_collective import GlooCollective
+
         return CollectiveLender(GlooCollective(), waits=waits)
+    from rose_transfer.transport.nixl_agent import NixlAgent
+
     return RdmaLender(NixlAgent(), waits=waits)
 
 
