@@ -39,16 +39,17 @@ def _decode_index32(data: Data, target: Bits) -> None:
 def _encode_gap_xor(old: Bits, new: Bits) -> bytes:
     at = np.flatnonzero(old != new)
     gaps = np.diff(at, prepend=-1) - 1
-    if gaps.size and int(gaps.max()) > 0xFFFF:
-        raise ValueError("a gap that does not fit 16 bits")
-    return zstandard.ZstdCompressor(level=1).compress(gaps.astype(np.uint16).tobytes() + (new[at] ^ old[at]).tobytes())
+    width = 4 if gaps.size and int(gaps.max()) > 0xFFFF else 2
+    plain = bytes([width]) + gaps.astype(f"<u{width}").tobytes() + (new[at] ^ old[at]).tobytes()
+    return zstandard.ZstdCompressor(level=1).compress(plain)
 
 
 def _decode_gap_xor(data: Data, target: Bits) -> None:
     whole = zstandard.ZstdDecompressor().decompress(data)
-    count = len(whole) // 4
-    at = np.cumsum(np.frombuffer(whole, np.uint16, count).astype(np.int64) + 1) - 1
-    target[at] ^= np.frombuffer(whole, np.uint16, count, offset=2 * count)
+    width = whole[0]
+    count = (len(whole) - 1) // (width + 2)
+    at = np.cumsum(np.frombuffer(whole, f"<u{width}", count, offset=1).astype(np.int64) + 1) - 1
+    target[at] ^= np.frombuffer(whole, np.uint16, count, offset=1 + width * count)
 
 
 def _encode_xor(old: Bits, new: Bits) -> bytes:
@@ -61,6 +62,6 @@ def _decode_xor(data: Data, target: Bits) -> None:
 
 PEERS = (
     Peer("index32", "32-bit index and new bits (verl, vLLM, TRL)", _encode_index32, _decode_index32),
-    Peer("gap_xor_zstd", "16-bit gaps and XOR, zstd (NeMo-RL, PULSE)", _encode_gap_xor, _decode_gap_xor),
+    Peer("gap_xor_zstd", "gaps of 16 (or 32) bits and XOR, zstd (NeMo-RL, PULSE)", _encode_gap_xor, _decode_gap_xor),
     Peer("xor_zstd", "XOR of everything, zstd (slime, SkyRL)", _encode_xor, _decode_xor),
 )
