@@ -70,9 +70,10 @@ def weights(version: int, dtype: torch.dtype = torch.float32) -> Weights:
 
 @cache
 def _server() -> Any:
+    """What the ranks import, most of it late, is imported once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["torch._dynamo", "torch.distributed.fsdp", "rose_transfer.sharded", "rose_transfer.codec.native"]
+        ["numpy.ma", "torch._dynamo", "torch.distributed.fsdp", "rose_transfer.sharded", "rose_transfer.codec.native"]
     )
     return context
 
@@ -109,6 +110,7 @@ def _rank(answer: Connection, rank: int, size: int, folder: str, program: Progra
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=size, store=dist.FileStore(f"{folder}/store", size))
     group = dist.new_group(backend="gloo")
+    dist.barrier()  # a rank that is through before another one has connected would look dead to it
     try:
         result = program(rank, group, *args)
     except Exception as error:  # noqa: BLE001 - the test looks at it
