@@ -64,6 +64,16 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitUndone:
+    """The commit failed and was taken back: the engine runs the version that it ran before, whole."""
+
+    engine_id: str
+    version: int
+    order: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommitFailed:
     """The engine may hold a mixture; also the answer when no answer came in time."""
 
@@ -90,7 +100,16 @@ class Unpinned:
 
 
 VersionEvent = (
-    Published | EngineJoined | EngineLost | Staged | StageFailed | Committed | CommitFailed | Pinned | Unpinned
+    Published
+    | EngineJoined
+    | EngineLost
+    | Staged
+    | StageFailed
+    | Committed
+    | CommitUndone
+    | CommitFailed
+    | Pinned
+    | Unpinned
 )
 
 
@@ -106,7 +125,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Swap to the staged `version` between steps; answer Committed or CommitFailed with this `order`."""
+    """Swap to the staged `version` between steps; answer Committed, CommitUndone or CommitFailed with this `order`."""
 
     engine_id: str
     incarnation: str

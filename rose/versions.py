@@ -2,8 +2,9 @@
 
 A pure core. Versions are immutable and whole; an engine changes version between steps, all shards or none.
 Every engine is brought to the newest version by two orders: *stage* (fetch and verify beside the live
-weights, while generating) and *commit* (swap between steps). A failed stage leaves the old version whole. A
-failed commit may have mixed weights: that engine gets no traffic and must be restarted from a snapshot.
+weights, while generating) and *commit* (swap between steps). A failed stage leaves the old version whole, and so
+does a commit that was undone: both count as a failure to stage. A failed commit may have mixed weights: that engine
+gets no traffic and must be restarted from a snapshot.
 
 Invariants
 - `may_serve` is true only for an engine whose weights are exactly `engine_version`, a published version.
@@ -17,12 +18,12 @@ Invariants
 
 State table of an engine ("→ stage" orders the newest, or goes to serving if it runs the newest)
 
-    state        Published   Staged      StageFailed              Committed            CommitFailed
-    serving      → stage     ignored     ignored                  ignored              ignored
-    staging      waits       → commit    → stage, or lagging      ignored              ignored
-    committing   waits       ignored     ignored                  → stage              → poisoned, Replace
-    lagging      → stage     ignored     ignored                  ignored              ignored
-    poisoned     stays       ignored     ignored                  ignored              ignored
+    state        Published   Staged      StageFailed           Committed   CommitUndone          CommitFailed
+    serving      → stage     ignored     ignored               ignored     ignored               ignored
+    staging      waits       → commit    → stage, or lagging   ignored     ignored               ignored
+    committing   waits       ignored     ignored               → stage     → stage, or lagging   → poisoned, Replace
+    lagging      → stage     ignored     ignored               ignored     ignored               ignored
+    poisoned     stays       ignored     ignored               ignored     ignored               ignored
 
 A version staged while a newer one appeared is committed all the same: otherwise a fast publisher would keep
 an engine staging for ever. An engine whose stage failed too often is *lagging*: it serves its old version,
@@ -45,6 +46,7 @@ from rose.version_events import (
     Commit,
     CommitFailed,
     Committed,
+    CommitUndone,
     EngineJoined,
     EngineLost,
     Pinned,
@@ -95,7 +97,7 @@ class _Version:
 class VersionState:
     """Brings every engine to the newest version and retires what nobody needs.
 
-    `keep` versions are always kept; `stage_attempts` is how often one version is staged on one engine
+    `keep` versions are always kept; `stage_attempts` is how often one version is tried on one engine
     before the engine is left lagging. Raises ValueError if either is below 1.
     """
 
@@ -157,7 +159,7 @@ class VersionState:
                 self._lost(event)
             case Staged() | StageFailed():
                 return self._stage_answered(event)
-            case Committed() | CommitFailed():
+            case Committed() | CommitUndone() | CommitFailed():
                 return self._commit_answered(event)
             case Pinned():
                 self._pinned(event)
@@ -218,22 +220,28 @@ class VersionState:
             engine.phase = EnginePhase.COMMITTING
             engine.order = self._new_order()
             return (Commit(event.engine_id, engine.incarnation, engine.target, engine.order),)
-        engine.stage_failures += 1
-        if engine.target == self._newest and engine.stage_failures >= self._stage_attempts:
-            engine.phase = EnginePhase.LAGGING
-            engine.trouble = f"version {engine.target} could not be staged {engine.stage_failures} times: {event.why}"
-            return ()
-        return self._advance(event.engine_id, engine)
+        return self._refused(event.engine_id, engine, event.why)
 
-    def _commit_answered(self, event: Committed | CommitFailed) -> tuple[VersionAction, ...]:
+    def _commit_answered(self, event: Committed | CommitUndone | CommitFailed) -> tuple[VersionAction, ...]:
         engine = self._engines.get(event.engine_id)
         if engine is None or engine.phase is not EnginePhase.COMMITTING or engine.order != event.order:
             return ()
         if isinstance(event, CommitFailed):
             why = f"the commit of version {engine.target} failed: {event.why}"
             return self._poison(event.engine_id, engine, why)
+        if isinstance(event, CommitUndone):
+            return self._refused(event.engine_id, engine, event.why)
         engine.running = engine.target
         return self._advance(event.engine_id, engine)
+
+    def _refused(self, engine_id: str, engine: _Engine, why: str) -> tuple[VersionAction, ...]:
+        """The engine keeps its old version; whether it is to try again."""
+        engine.stage_failures += 1
+        if engine.target == self._newest and engine.stage_failures >= self._stage_attempts:
+            engine.phase = EnginePhase.LAGGING
+            engine.trouble = f"version {engine.target} was refused {engine.stage_failures} times: {why}"
+            return ()
+        return self._advance(engine_id, engine)
 
     def _pinned(self, event: Pinned) -> None:
         version = self._versions.get(event.version)

@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,9 +57,9 @@ class EngineDescription:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What staging a version took, beside generation."""
+    """What staging a version took, beside generation; `encoded_bytes` of deltas, over all workers."""
 
-    bytes: int
+    encoded_bytes: int
     verify_ms: float
 
 
@@ -96,20 +96,23 @@ class ControlClient:
             reply.vllm_version,
         )
 
-    async def stage(self, version: int, path: Path) -> Staged:
-        """Read and verify a version folder beside the live weights.
+    async def stage(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> Staged:
+        """Read and verify a way to a version beside the live weights.
 
-        Raises TransferError if the folder is not whole or does not fit the model: the engine goes on with
-        its old version.
+        `way` names manifests in the folder `objects`, each with whether it is gone backwards, first step first.
+        Raises TransferError if an object is not sound, the way does not begin at the live weights, or the model
+        cannot be updated in place: the engine goes on with its old version.
         """
-        request = wire.StageVersionRequest(version=version, path=str(path))
+        steps = [wire.WayStep(manifest=key, backwards=backwards) for key, backwards in way]
+        request = wire.StageVersionRequest(version=version, objects=str(objects), way=steps)
         reply = await self._call("staged version", self._stub.StageVersion, request)
-        return Staged(reply.bytes, reply.verify_ms)
+        return Staged(reply.encoded_bytes, reply.verify_ms)
 
     async def commit(self, version: int) -> Committed:
         """Change to the staged version between two steps; running requests go on under it.
 
-        Raises EngineError if it is not staged (nothing changed) or failed half-way (`describe().poisoned`).
+        Raises TransferError if the change failed and was taken back: the old version goes on, whole. Raises
+        EngineError if it is not staged (nothing changed) or failed half-way (`describe().poisoned`).
         """
         request = wire.CommitVersionRequest(version=version)
         reply = await self._call("committed version", self._stub.CommitVersion, request)

@@ -60,7 +60,8 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
 
     async def StageVersion(self, request: Any, context: Any) -> Any:
         async with self._update:
-            await self._ask(context, "rose_stage", request.version, request.path)
+            way = [(step.manifest, step.backwards) for step in request.way]
+            await self._ask(context, "rose_stage", request.version, request.objects, way)
             while True:
                 workers = await self._ask(context, "rose_staged")
                 if None not in workers:
@@ -69,12 +70,17 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
         for worker in workers:
             if worker["error"]:
                 await fail(context, TransferError(f"version {request.version} is refused: {worker['error']}"))
-        return wire.StageVersionReply(bytes=workers[0]["bytes"], verify_ms=max(w["verify_ms"] for w in workers))
+        return wire.StageVersionReply(
+            encoded_bytes=sum(worker["bytes"] for worker in workers),
+            verify_ms=max(worker["verify_ms"] for worker in workers),
+        )
 
     async def CommitVersion(self, request: Any, context: Any) -> Any:
         async with self._update:
-            timings = await self._ask(context, "rose_commit", request.version)
-        return wire.CommitVersionReply(pause_ms=timings["pause_ms"], load_ms=timings["load_ms"])
+            done = await self._ask(context, "rose_commit", request.version)
+        if done["undone"]:
+            await fail(context, TransferError(f"version {request.version} was taken back: {done['undone']}"))
+        return wire.CommitVersionReply(pause_ms=done["pause_ms"], load_ms=done["load_ms"])
 
     async def Pause(self, request: Any, context: Any) -> Any:
         await self._ask(context, "pause_scheduler", "keep", False)

@@ -4,8 +4,9 @@ Invariants
 - The weight version changes together with the weights, between two steps, after the prefix cache was
   emptied and every running request was set back to recompute its context: no token is ever computed from
   keys and values of another version.
-- A failure before the first write leaves the old version whole and serving. A failure after it leaves the
-  engine *poisoned*: paused for good, never mixed and serving.
+- A failure before the first write leaves the old version whole and serving. A failure after it is taken back on all
+  workers, and the old version goes on; where that fails as well the engine is *poisoned*: paused for good, never mixed
+  and serving.
 
 Each function takes the engine core as `self`; `vllm_plugin` installs those in `NAMES`. Results are plain
 values because they travel by msgpack; an exception's text reaches the caller. Source of the pause
@@ -36,9 +37,9 @@ def rose_loaded(self: Any, version: int) -> None:
     _set_version(self, version)
 
 
-def rose_stage(self: Any, version: int, path: str) -> None:
-    """Let every worker begin to read and verify a snapshot beside its live weights."""
-    self.collective_rpc("rose_stage", args=(version, path))
+def rose_stage(self: Any, version: int, objects: str, way: list[tuple[str, bool]]) -> None:
+    """Let every worker begin to read and verify a way to a version beside its live weights."""
+    self.collective_rpc("rose_stage", args=(version, objects, way))
 
 
 def rose_staged(self: Any) -> list[dict[str, Any] | None]:
@@ -48,9 +49,10 @@ def rose_staged(self: Any) -> list[dict[str, Any] | None]:
 
 
 def rose_commit(self: Any, version: int) -> Any:
-    """Apply the staged version; return a dict of timings, or a Future of one while a step is in flight.
+    """Apply the staged version; return what came of it, or a Future of that while a step is in flight.
 
-    Raises RuntimeError if this version is not staged on every worker (nothing was written).
+    That is {"undone": "", "pause_ms", "drain_ms", "load_ms"}; or why all was taken back and the old version goes on.
+    Raises RuntimeError if this version is not staged on every worker (nothing was written), or if the engine is poisoned.
     """
     staged = self.collective_rpc("rose_staged")
     if any(state is None or state["error"] or state["version"] != version for state in staged):
@@ -62,7 +64,7 @@ def rose_commit(self: Any, version: int) -> Any:
     idle = self.pause_scheduler(mode="keep", clear_cache=False)
     if idle is None:
         return _apply(self, version, was_paused, began)
-    result: Future[dict[str, float]] = Future()
+    result: Future[dict[str, Any]] = Future()
 
     def apply_when_idle(done: Future[None]) -> None:
         try:
@@ -75,14 +77,10 @@ def rose_commit(self: Any, version: int) -> Any:
     return result
 
 
-def _apply(self: Any, version: int, was_paused: bool, began: float) -> dict[str, float]:
+def _apply(self: Any, version: int, was_paused: bool, began: float) -> dict[str, Any]:
     paused = time.perf_counter()
     try:
-        self.collective_rpc("rose_apply", args=(version,))
-        loaded = time.perf_counter()
-        if not self.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("the prefix cache could not be emptied")
-        _set_version(self, version)
+        undone, loaded = _change(self, version)
     except BaseException as error:
         self._rose_poisoned = f"version {version} failed half-way: {error}"
         raise
@@ -90,10 +88,33 @@ def _apply(self: Any, version: int, was_paused: bool, began: float) -> dict[str,
         self.resume_scheduler()
     resumed = time.perf_counter()
     return {
+        "undone": undone,
         "pause_ms": (resumed - began) * 1e3,
         "drain_ms": (paused - began) * 1e3,
         "load_ms": (loaded - paused) * 1e3,
     }
+
+
+def _change(self: Any, version: int) -> tuple[str, float]:
+    """Bring all workers to a version; why that was undone, "" if it was not, and when the weights were written.
+
+    Raises whatever leaves the weights mixed, or unknown.
+    """
+    undone = _first(self.collective_rpc("rose_apply", args=(version,)))
+    loaded = time.perf_counter()
+    if not undone and not self.reset_prefix_cache(reset_running_requests=True):
+        undone = "the prefix cache could not be emptied"
+    if not undone:
+        _set_version(self, version)
+    elif mixed := _first(self.collective_rpc("rose_undo")):
+        raise RuntimeError(f"{undone}; it could not be taken back: {mixed}")
+    self.collective_rpc("rose_settled")
+    return undone, loaded
+
+
+def _first(answers: list[str]) -> str:
+    """The first trouble that a worker tells, "" if none does."""
+    return next((answer for answer in answers if answer), "")
 
 
 def rose_resume(self: Any) -> None:

@@ -2,51 +2,64 @@
 
 Invariants
 - Staging reads and verifies in its own thread, beside the live weights, while the engine generates.
-- `rose_apply` is reached only after every tensor's name, shape, dtype and checksum was found right and every
-  parameter of the model was found writable: what can be wrong is found before the first write.
+- `rose_apply` is reached only after every object of the way was found sound and the live weights, all of them, were
+  found to be those that the way begins at: what can be wrong is found before the first write.
+- `rose_apply` and `rose_undo` never raise: with several workers, the answers of the others would be left unread.
 
-The model's own `load_weights` maps checkpoint names onto fused and sharded parameters, so no name is known
-here. The engine core calls these methods by name; they answer plain values.
+The engine core calls these methods by name; they answer plain values.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rose.errors import RoseError, TransferError
-from rose_transfer.snapshot import model_shapes, open_verified
+from rose.errors import RoseError
+from rose_executor.live_model import LiveModel, own_rank
+from rose_transfer.live import LiveUpdate
 
 
 @dataclass(slots=True)
 class _Stage:
     version: int
     thread: threading.Thread | None = None
-    tensors: dict[str, torch.Tensor] | None = None
-    bytes: int = 0
+    update: LiveUpdate | None = None
     verify_ms: float = 0.0
     error: str = ""
+
+    def close(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
+        if self.update is not None:
+            self.update.close()
 
 
 class WeightWorker:
     """Names begin with `rose_` because vLLM refuses an extension that shares one with its worker."""
 
     rose_stage_now: _Stage | None = None
-    rose_shapes: dict[str, tuple[int, ...]]
+    rose_model: LiveModel
 
     def rose_loaded(self) -> None:
-        """Remember what the engine was loaded from: the folder may be gone by the next update."""
-        self.rose_shapes = model_shapes(Path(self.model_config.model))  # type: ignore[attr-defined]
+        """Find out how the model lies in memory: the folder that it was loaded from may be gone by the next update."""
+        config: Any = self.model_config  # type: ignore[attr-defined]
+        rank = own_rank(self.parallel_config)  # type: ignore[attr-defined]
+        self.rose_model = LiveModel(self.get_model(), Path(config.model), config.dtype, rank)  # type: ignore[attr-defined]
 
-    def rose_stage(self, version: int, path: str) -> None:
-        """Begin to read a snapshot folder; a stage that was not applied is dropped."""
+    def rose_stage(self, version: int, objects: str, way: Sequence[tuple[str, bool]]) -> None:
+        """Begin to stage a way to a version (see `LiveModel.update`); a stage that was not applied is dropped."""
+        if self.rose_stage_now is not None:
+            self.rose_stage_now.close()
         stage = _Stage(version)
-        stage.thread = threading.Thread(target=self.rose_read, args=(stage, Path(path)), name="rose stage", daemon=True)
+        stage.thread = threading.Thread(
+            target=self.rose_read, args=(stage, Path(objects), way), name="rose stage", daemon=True
+        )
         self.rose_stage_now = stage
         stage.thread.start()
 
@@ -59,62 +72,53 @@ class WeightWorker:
             return None
         return {
             "version": stage.version,
-            "bytes": stage.bytes,
+            "bytes": 0 if stage.update is None else stage.update.encoded_bytes,
             "verify_ms": stage.verify_ms,
             "error": stage.error,
         }
 
     @torch.no_grad()
-    def rose_apply(self, version: int) -> None:
-        """Overwrite the model's parameters with the staged version. Raises if it is not the one staged."""
+    def rose_apply(self, version: int) -> str:
+        """Change the model's parameters to the staged version, or say why that failed; `rose_undo` must follow then."""
         stage = self.rose_stage_now
-        if stage is None or stage.tensors is None or stage.version != version:
-            raise TransferError(f"version {version} is not staged")
-        model = self.get_model()  # type: ignore[attr-defined]
-        loaded = model.load_weights(iter(stage.tensors.items()))
-        missed = {name for name, _ in model.named_parameters()} - set(loaded)
-        if missed:
-            raise TransferError(f"the model's loader left out {', '.join(sorted(missed)[:4])}")
-        self.rose_stage_now = None
+        if stage is None or stage.update is None or stage.version != version:
+            return f"version {version} is not staged"
+        try:
+            stage.update.commit()
+        except Exception as error:  # noqa: BLE001 - see the invariants
+            return _words(error)
+        return ""
 
-    def rose_read(self, stage: _Stage, path: Path) -> None:
+    @torch.no_grad()
+    def rose_undo(self) -> str:
+        """Take back what `rose_apply` did, or say why the weights are mixed now."""
+        stage = self.rose_stage_now
+        if stage is None or stage.update is None:
+            return ""
+        try:
+            stage.update.roll_back()
+        except Exception as error:  # noqa: BLE001 - see the invariants
+            return _words(error)
+        return ""
+
+    def rose_settled(self) -> None:
+        """The update is in force, or taken back: let its memory go."""
+        stage, self.rose_stage_now = self.rose_stage_now, None
+        if stage is not None:
+            stage.close()
+
+    def rose_read(self, stage: _Stage, objects: Path, way: Sequence[tuple[str, bool]]) -> None:
         """Body of the staging thread."""
         began = time.perf_counter()
         try:
-            refuse_packed(self.get_model())  # type: ignore[attr-defined]
-            snapshot, tensors = open_verified(path)
-            if snapshot.version != stage.version:
-                raise TransferError(f"{path} holds version {snapshot.version}", expected=f"version {stage.version}")
-            read = dict(tensors)
-            self.rose_compare(read)
-        except RoseError as error:
-            stage.error = str(error)
+            stage.update = self.rose_model.update(stage.version, objects, [(key, back) for key, back in way])
+            stage.update.stage()
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the one who asked to stage
-            stage.error = f"{type(error).__name__}: {error}"
-        else:
-            stage.tensors = read
-            stage.bytes = sum(tensor.nbytes for tensor in read.values())
+            stage.error = _words(error)
+            if stage.update is not None:
+                stage.update.close()
         stage.verify_ms = (time.perf_counter() - began) * 1e3
 
-    def rose_compare(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raises TransferError unless these are, name by name and shape by shape, the engine's own tensors."""
-        expected = self.rose_shapes
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if found != expected:
-            different = sorted(n for n in found.keys() | expected.keys() if found.get(n) != expected.get(n))
-            name = different[0]
-            raise TransferError(
-                f"{len(different)} tensors differ from the engine's model, first {name}: {found.get(name)}",
-                expected=f"{expected.get(name)}",
-            )
 
-
-def refuse_packed(model: torch.nn.Module) -> None:
-    """Raises TransferError if any weight has an opaque copy that an update in place would not reach."""
-    for name, module in model.named_modules():
-        product = getattr(module, "cpu_linear", torch.nn.functional.linear)
-        if product is not torch.nn.functional.linear:
-            raise TransferError(
-                f"the weight of {name} is packed and cannot be replaced in place",
-                expected="an engine started with unpacked weights",
-            )
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, RoseError) else f"{type(error).__name__}: {error}"

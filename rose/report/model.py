@@ -128,7 +128,8 @@ class Step(Row):
     kl: Number = None
     learning_rate: Number
     changed_fraction: Number
-    snapshot_bytes: Count
+    update_bytes: Count
+    model_bytes: Count
 
 
 class LedgerSummary(Row):

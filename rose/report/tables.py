@@ -80,7 +80,8 @@ TIMES: list[Column[Step]] = [
     ("Pause, ms", lambda row: _fixed(row.pause_ms, 0)),
     ("Version", lambda row: str(row.version)),
     ("Changed", lambda row: _percent(row.changed_fraction)),
-    ("Snapshot, MB", lambda row: _fixed(row.snapshot_bytes / 1e6, 2)),
+    ("Update, MB", lambda row: _fixed(row.update_bytes / 1e6, 2)),
+    ("Update, % of model", lambda row: _fixed(100 * row.update_bytes / max(row.model_bytes, 1), 1)),
     ("Parity", lambda row: _tiny(row.parity_max)),
     ("Mismatch", lambda row: _tiny(row.logprob_mismatch_max)),
 ]

@@ -2,7 +2,7 @@
 
 Invariants
 - It serves only while alive and not paused; it is paused for the whole of a commit, and stays paused after
-  a failed one.
+  a failed one. One that it undoes leaves it as it was, serving.
 - It obeys an order once and never one older than the last it saw: a repeated or late order does nothing.
 - An incarnation gets no order that was meant for another.
 """
@@ -16,6 +16,7 @@ from rose.version_events import (
     Commit,
     CommitFailed,
     Committed,
+    CommitUndone,
     Stage,
     Staged,
     StageFailed,
@@ -27,7 +28,7 @@ SHARDS = 2
 SHARD_S = 0.01
 LINK_S = 0.005
 
-Answer = Staged | StageFailed | Committed | CommitFailed
+Answer = Staged | StageFailed | Committed | CommitUndone | CommitFailed
 VersionDriver = VirtualDriver[VersionEvent, VersionAction]
 
 
@@ -77,7 +78,7 @@ class LoadingEngine:
             self._reply(CommitFailed(order.engine_id, order.version, order.order, why))
         else:
             self.paused = True
-            self._write_shard(order, 0)
+            self._write_shard(order, 0, tuple(self.shards))
 
     def _stage(self, order: Stage) -> None:
         if not self.alive or order.order != self._last_order:
@@ -88,19 +89,30 @@ class LoadingEngine:
         self.staged = order.version
         self._reply(Staged(order.engine_id, order.version, order.order))
 
-    def _write_shard(self, order: Commit, shard: int) -> None:
+    def _write_shard(self, order: Commit, shard: int, before: tuple[int, ...]) -> None:
         if not self.alive:
             return
         if shard == SHARDS:
-            self.paused = False
-            self.staged = None
+            self._settled()
             self._reply(Committed(order.engine_id, order.version, order.order))
         elif self._unlucky():
-            self._reply(CommitFailed(order.engine_id, order.version, order.order, f"shard {shard}"))
+            self._fail(order, f"shard {shard}", before)
         else:
             self.shards[shard] = order.version
             what = f"{self.incarnation} wrote shard {shard}"
-            self._driver.call(SHARD_S, what, lambda: self._write_shard(order, shard + 1))
+            self._driver.call(SHARD_S, what, lambda: self._write_shard(order, shard + 1, before))
+
+    def _fail(self, order: Commit, why: str, before: tuple[int, ...]) -> None:
+        if self._unlucky():
+            self._reply(CommitFailed(order.engine_id, order.version, order.order, why))
+            return
+        self.shards = list(before)
+        self._settled()
+        self._reply(CommitUndone(order.engine_id, order.version, order.order, why))
+
+    def _settled(self) -> None:
+        self.paused = False
+        self.staged = None
 
     def _unlucky(self) -> bool:
         return self._driver.now < self._driver.faults.until_s and self._driver.random.random() < self._fails

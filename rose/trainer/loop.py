@@ -30,7 +30,7 @@ from rose.trainer.grpo import GrpoSettings, update
 from rose.trainer.optimizer import WarmUpAdamW
 from rose.trainer.parity import ParityCheck
 from rose.trainer.policy import Policy, Weights, changed_fraction, rounded_bf16
-from rose.trainer.publisher import Applied, Publisher
+from rose.trainer.publisher import Applied, PublishedVersion, Publisher
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.update_stats import UpdateStats
@@ -104,9 +104,9 @@ class TrainingLoop:
         weights = rounded_bf16(self._parts.policy.weights())
         changed = changed_fraction(self._published, weights)
         self._published = weights
-        snapshot_bytes, publish_s = await self._publish(step, weights)
+        published, publish_s = await self._publish(step, weights)
         applied = await self._apply(step)
-        self._record(step, sampled, stats, train_s, changed, snapshot_bytes, publish_s, applied)
+        self._record(step, sampled, stats, train_s, changed, published, publish_s, applied)
         await self._prove(step)
 
     async def _roll_out(self, step: int) -> _Sampled:
@@ -164,12 +164,12 @@ class TrainingLoop:
                 parts.books.settle(trajectory.trajectory_id, Account.TRUNCATED)
         return stats, time.monotonic() - start_s
 
-    async def _publish(self, version: int, weights: Weights) -> tuple[int, float]:
+    async def _publish(self, version: int, weights: Weights) -> tuple[PublishedVersion, float]:
         start_s = time.monotonic()
         with self._parts.recorder.during("publish"):
-            snapshot = await self._parts.publisher.publish(version, weights)
+            published = await self._parts.publisher.publish(version, weights)
         self._parts.recorder.published(version)
-        return snapshot.bytes, time.monotonic() - start_s
+        return published, time.monotonic() - start_s
 
     async def _apply(self, version: int) -> Applied:
         parts = self._parts
@@ -199,7 +199,7 @@ class TrainingLoop:
         stats: UpdateStats,
         train_s: float,
         changed: float,
-        snapshot_bytes: int,
+        published: PublishedVersion,
         publish_s: float,
         applied: Applied,
     ) -> None:
@@ -236,6 +236,7 @@ class TrainingLoop:
                 kl=stats.kl,
                 learning_rate=stats.learning_rate,
                 changed_fraction=changed,
-                snapshot_bytes=snapshot_bytes,
+                update_bytes=published.update_bytes,
+                model_bytes=published.model_bytes,
             )
         )

@@ -1,9 +1,11 @@
 """Publishes weight versions and sees every engine brought to them: the driver of the version state.
 
 Invariants
-- A version is announced only when its snapshot is whole on disk; its folder goes only when the state retires it.
+- A version is announced only when it is whole in the store; it leaves the store only when the state retires it.
 - An order to an engine is always answered: by the engine, or by a failure when its deadline is over.
-- An engine that starts loads the newest published snapshot, pinned until it has joined.
+- An engine goes to a version from the one that it runs, in deltas; where it finds that it runs something else, it
+  begins anew.
+- An engine that starts loads the newest published version from a folder, pinned until it has joined.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ import torch
 from rose.driver.real import RealDriver
 from rose.errors import EngineError, RoseError, TransferError
 from rose.logs import logger
+from rose.trainer.version_folders import VersionFolders
 from rose.version_events import (
     Commit,
     CommitFailed,
     Committed,
+    CommitUndone,
     EngineJoined,
     EngineLost,
     Pinned,
@@ -40,10 +44,14 @@ from rose.version_events import (
 from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
-from rose_transfer import snapshot
-from rose_transfer.snapshot import Snapshot
+from rose_transfer.layout.layout import Parameter
+from rose_transfer.snapshot import Snapshot, check_tensors, model_shapes
+from rose_transfer.store import Store
+from rose_transfer.store.buckets import pack
+from rose_transfer.store.packing import pack_whole
 
 log = logger("publisher")
+PUBLISHED_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,16 @@ class Applied:
 
     apply_s: float
     pause_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedVersion:
+    """A version in the store: `update_bytes` lead to it from the one before, of `model_bytes` in all."""
+
+    version: int
+    fingerprint: str
+    update_bytes: int
+    model_bytes: int
 
 
 class _Observed:
@@ -71,20 +89,26 @@ class _Observed:
 
 
 class Publisher:
-    """One store of snapshots, one supervised engine. `run` must run for anything else to happen."""
+    """One store of versions in `folder`, one supervised engine. `run` must run for anything else to happen.
 
-    def __init__(self, store: Path, base_dir: Path, keep: int, supervisor: EngineSupervisor, waits: WaitBoard) -> None:
-        self._store = store
-        self._base_dir = base_dir
+    What is published are the tensors of the model folder `base_dir`, in bfloat16. Raises TransferError if another
+    process publishes there.
+    """
+
+    def __init__(self, folder: Path, base_dir: Path, keep: int, supervisor: EngineSupervisor, waits: WaitBoard) -> None:
+        self._store = Store(folder / "store")
+        self._folders = VersionFolders(folder / "folders", self._store, base_dir)
+        self._shapes = model_shapes(base_dir)
+        self._packing = pack_whole({name: Parameter(shape, PUBLISHED_DTYPE) for name, shape in self._shapes.items()})
         self._supervisor = supervisor
         self._waits = waits
         self._core = _Observed(VersionState(keep=keep))
         self._driver: RealDriver[VersionEvent, VersionAction] = RealDriver(
             self._core, self._perform, name="versions", waits=waits
         )
-        self._snapshots: dict[int, Snapshot] = {}
-        self._starting: dict[str, int] = {}
+        self._starting: dict[str, Snapshot] = {}
         self._pauses_ms: dict[int, float] = {}
+        self._begins_anew: set[str] = set()
 
     async def run(self) -> None:
         """Drive the version state until `stop`. Raises what broke it."""
@@ -95,22 +119,31 @@ class Publisher:
 
     @contextlib.asynccontextmanager
     async def held(self, version: int, by: str) -> AsyncIterator[Snapshot]:
-        """The snapshot of a kept version, kept while the body runs whatever is published meanwhile."""
+        """The folder of a kept version, kept while the body runs whatever is published meanwhile."""
         await self._driver.send(Pinned(version, by))
         try:
-            yield self._snapshots[version]
+            folder = await self._folders.take(version)
+            try:
+                yield folder
+            finally:
+                await self._folders.give_back(version)
         finally:
             await self._driver.send(Unpinned(version, by))
 
-    async def publish(self, version: int, state: Mapping[str, torch.Tensor]) -> Snapshot:
-        """Write `state` (HF names, float32 or bf16 tensors, rounded to bf16) whole, then announce it.
+    async def publish(self, version: int, state: Mapping[str, torch.Tensor]) -> PublishedVersion:
+        """Store `state` (HF names, float32 or bf16 tensors, rounded to bf16) whole, then announce it.
 
-        Raises TransferError if it cannot be written; earlier versions are untouched.
+        Raises TransferError if a tensor is missing, wrong or not finite, or it cannot be written; earlier versions are
+        untouched.
         """
-        made = await asyncio.to_thread(snapshot.publish, self._store, version, state, self._base_dir)
-        self._snapshots[version] = made
+        made = await asyncio.to_thread(self._store_version, version, state)
         await self._driver.send(Published(version, made.fingerprint))
         return made
+
+    def _store_version(self, version: int, state: Mapping[str, torch.Tensor]) -> PublishedVersion:
+        check_tensors(state, self._shapes)
+        stored = self._store.publish(version, self._packing, pack(self._packing, state), self._store.newest)
+        return PublishedVersion(version, stored.fingerprint, stored.encoded_bytes, stored.dense_bytes)
 
     async def applied(self, engine_id: str, version: int, timeout_s: float) -> Applied:
         """Wait until the engine samples with `version` or a later one.
@@ -130,20 +163,27 @@ class Publisher:
 
     async def starting(self, engine_id: str, lost_incarnation: str | None) -> Snapshot:
         """What a (re)starting engine loads; pinned until `joined`."""
-        newest = max(self._snapshots)
+        newest = self._store.newest
+        assert newest is not None
         before = self._starting.get(engine_id)
-        self._starting[engine_id] = newest
-        await self._driver.send(Pinned(newest, f"start of {engine_id}"))
-        if before is not None and before != newest:
-            await self._driver.send(Unpinned(before, f"start of {engine_id}"))
+        if before is None or before.version != newest:
+            await self._driver.send(Pinned(newest, f"start of {engine_id}"))
+            self._starting[engine_id] = await self._folders.take(newest)
+            if before is not None:
+                await self._started_from(engine_id, before.version)
         if lost_incarnation is not None:
             await self._driver.send(EngineLost(engine_id, lost_incarnation))
-        return self._snapshots[newest]
+        return self._starting[engine_id]
 
     async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
         """The engine is up with `version`."""
         await self._driver.send(EngineJoined(engine_id, incarnation, version))
         del self._starting[engine_id]
+        self._begins_anew.discard(engine_id)
+        await self._started_from(engine_id, version)
+
+    async def _started_from(self, engine_id: str, version: int) -> None:
+        await self._folders.give_back(version)
         await self._driver.send(Unpinned(version, f"start of {engine_id}"))
 
     async def _until_serving(self, engine_id: str, version: int) -> None:
@@ -167,14 +207,19 @@ class Publisher:
                 log.error("engine is replaced", engine_id=action.engine_id, version=action.version, why=action.why)
                 await self._supervisor.replace(action.incarnation, action.why)
             case Retire():
-                await asyncio.to_thread(snapshot.retire, self._snapshots.pop(action.version).path)
+                await asyncio.to_thread(self._store.retire, action.version)
         return []
 
     async def _stage(self, order: Stage) -> VersionEvent:
         try:
             engine = await self._ordered(order.incarnation)
-            await engine.control.stage(order.version, self._snapshots[order.version].path)
+            start = None if order.engine_id in self._begins_anew else self._core.state.engine_version(order.engine_id)
+            steps = await asyncio.to_thread(self._store.delta, start, order.version)
+            way = [(step.manifest.key, step.backwards) for step in steps]
+            await engine.control.stage(order.version, self._store.folder / "objects", way)
         except RoseError as error:
+            if isinstance(error, TransferError):
+                self._begins_anew.add(order.engine_id)
             return StageFailed(order.engine_id, order.version, order.order, str(error))
         return Staged(order.engine_id, order.version, order.order)
 
@@ -182,8 +227,12 @@ class Publisher:
         try:
             engine = await self._ordered(order.incarnation)
             committed = await engine.control.commit(order.version)
+        except TransferError as error:
+            self._begins_anew.add(order.engine_id)
+            return CommitUndone(order.engine_id, order.version, order.order, str(error))
         except RoseError as error:
             return CommitFailed(order.engine_id, order.version, order.order, str(error))
+        self._begins_anew.discard(order.engine_id)
         self._pauses_ms[order.version] = committed.pause_ms
         return Committed(order.engine_id, order.version, order.order)
 

@@ -48,7 +48,8 @@ def step_of(number: int) -> Step:
         clip_fraction=0.01,
         learning_rate=2e-4,
         changed_fraction=0.44,
-        snapshot_bytes=989_000,
+        update_bytes=98_900,
+        model_bytes=989_000,
     )
 
 

@@ -82,9 +82,10 @@ def test_staging_waits_for_every_worker(tmp_path: Path) -> None:
     core = Core(rose_stage=None, rose_staged=next_answer)
 
     async def body(control: ControlClient) -> None:
-        reply = await control.stage(7, Path("/somewhere/v000007"))
-        assert (reply.bytes, reply.verify_ms) == (40, 9.0)
-        assert core.calls[1:] == [("rose_stage", 7, "/somewhere/v000007"), *[("rose_staged",)] * 3]
+        reply = await control.stage(7, Path("/somewhere"), [("a1", False), ("b2", True)])
+        assert (reply.encoded_bytes, reply.verify_ms) == (80, 9.0)
+        way = [("a1", False), ("b2", True)]
+        assert core.calls[1:] == [("rose_stage", 7, "/somewhere", way), *[("rose_staged",)] * 3]
 
     with_socket(tmp_path, core, body)
 
@@ -92,13 +93,14 @@ def test_staging_waits_for_every_worker(tmp_path: Path) -> None:
 def test_a_worker_that_refuses_is_a_transfer_error(tmp_path: Path) -> None:
     async def body(control: ControlClient) -> None:
         with pytest.raises(TransferError, match="version 7 is refused: no such tensor"):
-            await control.stage(7, Path("/somewhere"))
+            await control.stage(7, Path("/somewhere"), [])
 
     with_socket(tmp_path, Core(rose_stage=None, rose_staged=[staged(), staged("no such tensor")]), body)
 
 
 def test_committing_pausing_and_resuming_reach_the_core(tmp_path: Path) -> None:
-    core = Core(rose_commit={"pause_ms": 3.0, "drain_ms": 0.5, "load_ms": 2.0}, pause_scheduler=None, rose_resume=None)
+    done = {"undone": "", "pause_ms": 3.0, "drain_ms": 0.5, "load_ms": 2.0}
+    core = Core(rose_commit=done, pause_scheduler=None, rose_resume=None)
 
     async def body(control: ControlClient) -> None:
         committed = await control.commit(7)
@@ -108,6 +110,15 @@ def test_committing_pausing_and_resuming_reach_the_core(tmp_path: Path) -> None:
         assert core.calls[1:] == [("rose_commit", 7), ("pause_scheduler", "keep", False), ("rose_resume",)]
 
     with_socket(tmp_path, core, body)
+
+
+def test_a_commit_that_was_taken_back_is_a_transfer_error(tmp_path: Path) -> None:
+    async def body(control: ControlClient) -> None:
+        with pytest.raises(TransferError, match="version 7 was taken back: tile 3"):
+            await control.commit(7)
+
+    undone = {"undone": "tile 3", "pause_ms": 3.0, "drain_ms": 0.5, "load_ms": 2.0}
+    with_socket(tmp_path, Core(rose_commit=undone), body)
 
 
 def test_a_failure_in_the_core_arrives_with_its_text(tmp_path: Path) -> None:

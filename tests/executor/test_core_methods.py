@@ -19,9 +19,20 @@ class Scheduler:
 
 
 class Core:
-    """As much of vLLM's engine core as the methods touch. `fails` names the step that raises."""
+    """As much of vLLM's engine core as the methods touch. `fails` names the step that raises.
 
-    def __init__(self, *, staged: int = 2, paused: bool = False, in_flight: bool = False, fails: str = "") -> None:
+    `answers` are those of the two workers to a method that says what went wrong.
+    """
+
+    def __init__(
+        self,
+        *,
+        staged: int = 2,
+        paused: bool = False,
+        in_flight: bool = False,
+        fails: str = "",
+        answers: dict[str, list[str]] | None = None,
+    ) -> None:
         self.scheduler = Scheduler()
         self.scheduler.token_page = Page()
         self.paused = paused
@@ -30,6 +41,7 @@ class Core:
         self.idle: Future[None] | None = Future() if in_flight else None
         self._staged = staged
         self._fails = fails
+        self._answers = answers or {}
 
     def _did(self, what: str) -> None:
         self.done.append(what)
@@ -41,7 +53,7 @@ class Core:
             return [{"version": self._staged, "bytes": 8, "verify_ms": 1.0, "error": ""}]
         assert self.paused or method == "rose_loaded"
         self._did(method)
-        return [None]
+        return self._answers.get(method, ["", ""])
 
     def pause_scheduler(self, mode: str, clear_cache: bool) -> Future[None] | None:
         assert (mode, clear_cache) == ("keep", False)
@@ -65,7 +77,8 @@ class Core:
         self.weight_version = version
 
 
-WHOLE = ["rose_apply", "reset", "version 2", "resume"]
+WHOLE = ["rose_apply", "reset", "version 2", "rose_settled", "resume"]
+UNDONE = ["rose_undo", "rose_settled", "resume"]
 
 
 def test_the_version_changes_after_weights_and_cache_and_before_any_step() -> None:
@@ -74,6 +87,7 @@ def test_the_version_changes_after_weights_and_cache_and_before_any_step() -> No
     assert core.done == WHOLE
     assert (core.weight_version, core.scheduler.token_page.version, core.paused) == ("2", 2, False)
     assert timings["pause_ms"] >= timings["load_ms"] >= 0
+    assert timings["undone"] == ""
     assert rose_describe(core) == {"paused": False, "poisoned": "", "version": 2}
 
 
@@ -111,14 +125,39 @@ def commit_to_the_end(core: Core) -> Any:
 
 
 @pytest.mark.parametrize("in_flight", [False, True])
-@pytest.mark.parametrize("step", ["rose_apply", "reset", "reset refused", "version 2"])
-def test_a_failure_half_way_poisons_the_engine(step: str, in_flight: bool) -> None:
-    core = Core(fails=step, in_flight=in_flight)
+@pytest.mark.parametrize(
+    ("options", "done", "why"),
+    [
+        ({"answers": {"rose_apply": ["", "tile 3"]}}, ["rose_apply", *UNDONE], "tile 3"),
+        ({"fails": "reset refused"}, ["rose_apply", "reset", *UNDONE], "the prefix cache could not be emptied"),
+    ],
+    ids=["one worker's weights", "prefix cache"],
+)
+def test_a_failure_is_taken_back_on_all_workers_and_the_old_version_goes_on(
+    options: dict[str, Any], done: list[str], why: str, in_flight: bool
+) -> None:
+    core = Core(in_flight=in_flight, **options)
+    assert commit_to_the_end(core)["undone"] == why
+    assert core.done == done
+    assert (core.weight_version, core.scheduler.token_page.version, core.paused) == ("1", 1, False)
+    assert rose_describe(core)["poisoned"] == ""
+
+
+MIXED = {"rose_apply": ["tile 3", ""], "rose_undo": ["", "tile 1"]}
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [{"answers": MIXED}, *({"fails": step} for step in ("rose_apply", "reset", "version 2", "rose_settled"))],
+    ids=str,
+)
+def test_a_failure_that_is_not_taken_back_poisons_the_engine(options: dict[str, Any], in_flight: bool) -> None:
+    core = Core(in_flight=in_flight, **options)
     with pytest.raises((OSError, RuntimeError)):
         commit_to_the_end(core)
     assert core.paused
     assert "resume" not in core.done
-    assert (core.weight_version, core.scheduler.token_page.version) == ("1", 1)
     assert "version 2 failed half-way" in rose_describe(core)["poisoned"]
     with pytest.raises(RuntimeError, match="poisoned"):
         rose_resume(core)

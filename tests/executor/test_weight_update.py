@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,12 @@ from rose.errors import ContractError, EngineError, TransferError
 from rose.records import Finish, VersionSpan
 from rose_executor.fresh_probe import ProbeScores, compare, probe_fresh, probe_live
 from rose_executor.launcher import Command
-from rose_transfer.snapshot import MANIFEST, WEIGHTS, Snapshot, publish
+from rose_transfer import snapshot
+from rose_transfer.layout.layout import Parameter
+from rose_transfer.snapshot import WEIGHTS
+from rose_transfer.store import Store
+from rose_transfer.store.buckets import pack
+from rose_transfer.store.packing import pack_whole
 
 pytestmark = pytest.mark.engine
 
@@ -41,15 +45,55 @@ def masters(tiny_model: Path) -> Weights:
     return {name: tensor.to(torch.float32) for name, tensor in load_file(tiny_model / WEIGHTS).items()}
 
 
+@dataclass(frozen=True)
+class Made:
+    """A version as an engine is told of it, and as a folder that a fresh engine loads."""
+
+    version: int
+    objects: Path
+    way: tuple[tuple[str, bool], ...]
+    path: Path
+
+
+class Versions:
+    """A store of versions of the engine's model; the engine runs version 0, its model folder."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        self.model = model
+        self.store = Store(folder / "store")
+        self.publish(0, load_file(model / WEIGHTS))
+
+    def publish(self, version: int, weights: Weights, start: int | None = 0) -> Made:
+        """`version` in deltas from `start`, None for all of it."""
+        packing = pack_whole({name: Parameter(tuple(value.shape), "bfloat16") for name, value in weights.items()})
+        self.store.publish(version, packing, pack(packing, weights), self.store.newest)
+        return self.made(version, weights, start)
+
+    def made(self, version: int, weights: Weights, start: int | None) -> Made:
+        path = snapshot.version_folder(self.folder / "folders", version)
+        shapes = {name: tuple(value.shape) for name, value in weights.items()}
+        if version and not path.exists() and shapes == snapshot.model_shapes(self.model):
+            snapshot.write(self.folder / "folders", version, weights, self.model)
+        way = () if start == version else self.store.delta(start, version)
+        keys = tuple((step.manifest.key, step.backwards) for step in way)
+        return Made(version, self.store.folder / "objects", keys, path)
+
+
+@pytest.fixture
+def versions(rig: Any, tmp_path: Path) -> Versions:
+    return Versions(tmp_path, rig.model)
+
+
 def updated(masters: Weights, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     return {name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator) for name, tensor in masters.items()}
 
 
-async def fresh(rig: Any, snapshot: Snapshot | Path, prefixes: Sequence[Sequence[int]] = PREFIXES) -> ProbeScores:
+async def fresh(rig: Any, folder: Path, prefixes: Sequence[Sequence[int]] = PREFIXES) -> ProbeScores:
     return await probe_fresh(
         rig.warm,
-        snapshot if isinstance(snapshot, Path) else snapshot.path,
+        folder,
         prefixes,
         work_dir=rig.folder,
         log_path=rig.folder / "probe.log",
@@ -58,26 +102,30 @@ async def fresh(rig: Any, snapshot: Snapshot | Path, prefixes: Sequence[Sequence
     )
 
 
-async def change(rig: Any, snapshot: Snapshot) -> Any:
-    await rig.engine.control.stage(snapshot.version, snapshot.path)
-    return await rig.engine.control.commit(snapshot.version)
+async def change(rig: Any, made: Made) -> Any:
+    await rig.engine.control.stage(made.version, made.objects, made.way)
+    return await rig.engine.control.commit(made.version)
 
 
-def test_after_each_update_the_live_engine_is_a_fresh_one(fresh_rig: Any, masters: Weights, tmp_path: Path) -> None:
+def test_after_each_update_the_live_engine_is_a_fresh_one(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
+    """Forwards, back again, and anew; the last from a third version on, in one step."""
     rig = fresh_rig
 
     async def run() -> None:
         before = await probe_live(rig.route(), PREFIXES, request_prefix="v0")
         assert compare(before, await fresh(rig, rig.model)) <= PARITY_MAX
-        for version in (1, 2):
-            snapshot = publish(tmp_path, version, updated(masters, version), rig.model)
-            committed = await change(rig, snapshot)
+        weights = {version: updated(masters, version) for version in (1, 2, 3)}
+        for version, value in weights.items():
+            versions.publish(version, value)
+        for number, (start, goal) in enumerate([(0, 1), (1, 3), (3, 2), (None, 1)]):
+            made = versions.made(goal, weights[goal], start)
+            committed = await change(rig, made)
             assert committed.pause_ms >= committed.load_ms > 0
             described = await rig.engine.control.describe()
-            assert (described.weight_version, described.paused, described.poisoned) == (version, False, "")
-            assert rig.engine.page.version == version
-            after = await probe_live(rig.route(), PREFIXES, request_prefix=f"v{version}")
-            assert compare(after, await fresh(rig, snapshot)) <= PARITY_MAX
+            assert (described.weight_version, described.paused, described.poisoned) == (goal, False, "")
+            assert rig.engine.page.version == goal
+            after = await probe_live(rig.route(), PREFIXES, request_prefix=f"n{number}")
+            assert compare(after, await fresh(rig, made.path)) <= PARITY_MAX
             assert _differs(after, before)
             before = after
 
@@ -91,12 +139,12 @@ def _differs(one: ProbeScores, other: ProbeScores) -> bool:
         return True
 
 
-def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: Weights, tmp_path: Path) -> None:
+def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
     """Eight greedy streams; each goes on exactly as a fresh engine would from the token where it changed."""
     rig = fresh_rig
 
     async def run() -> None:
-        snapshot = publish(tmp_path, 1, updated(masters, 1), rig.model)
+        made = versions.publish(1, updated(masters, 1))
         progress: dict[int, int] = dict.fromkeys(range(8), 0)
 
         async def stream(index: int) -> Any:
@@ -119,7 +167,7 @@ def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: W
                 await asyncio.sleep(0.002)
         # Held while the test, which may be starved of its core, gets round to it.
         await rig.engine.control.pause()
-        await change(rig, snapshot)
+        await change(rig, made)
         assert (await rig.engine.control.describe()).paused
         await rig.engine.control.resume()
         outputs = await asyncio.wait_for(asyncio.gather(*streams), 60)
@@ -134,86 +182,88 @@ def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: W
             for at in (new.start, new.start + 1, LENGTH - 1):
                 prefixes.append([*prompt(index), *output.output_ids[:at]])
                 live.append(output.top[at])
-        assert compare(ProbeScores(tuple(live)), await fresh(rig, snapshot, prefixes)) <= PARITY_MAX
+        assert compare(ProbeScores(tuple(live)), await fresh(rig, made.path, prefixes)) <= PARITY_MAX
 
     rig.run(run())
 
 
-def _flip(folder: Path) -> None:
-    data = bytearray((folder / WEIGHTS).read_bytes())
-    data[-3] ^= 4
-    (folder / WEIGHTS).write_bytes(data)
+def _flip(made: Made) -> None:
+    for file in made.objects.iterdir():
+        if file.name not in {key for key, _ in made.way}:
+            data = bytearray(file.read_bytes())
+            data[-3] ^= 4
+            file.write_bytes(data)
 
 
-def _truncate(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-8])
+def _lose(made: Made) -> None:
+    for file in made.objects.iterdir():
+        if file.name not in {key for key, _ in made.way}:
+            file.unlink()
 
 
-def _other_version(folder: Path) -> None:
-    manifest = json.loads((folder / MANIFEST).read_text())
-    manifest["version"] = 9
-    (folder / MANIFEST).write_text(json.dumps(manifest))
+def _spoil_manifest(made: Made) -> None:
+    (made.objects / made.way[0][0]).write_text("{}")
 
 
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (_flip, "do not match their checksum"),
-        (_truncate, "not a whole safetensors file"),
-        (_other_version, "holds version 9"),
-        (lambda folder: (folder / WEIGHTS).unlink(), "not a whole safetensors file"),
-        (lambda folder: (folder / MANIFEST).unlink(), "not a published version"),
+        (_flip, "are not what they were"),
+        (_lose, "is not there"),
+        (_spoil_manifest, "are not what they were"),
+        (lambda made: (made.objects / made.way[0][0]).unlink(), "is not there"),
     ],
 )
 def test_a_spoiled_version_is_refused_and_the_old_one_serves(
-    rig: Any, masters: Weights, tmp_path: Path, spoil: Callable[[Path], object], why: str
+    rig: Any, masters: Weights, versions: Versions, spoil: Callable[[Made], object], why: str
 ) -> None:
-    snapshot = publish(tmp_path, 4, updated(masters, 4), rig.model)
-    spoil(snapshot.path)
-    refused(rig, snapshot, why)
+    made = versions.publish(4, updated(masters, 4))
+    spoil(made)
+    refused(rig, made, why)
+
+
+def test_a_way_that_begins_or_ends_elsewhere_is_refused(rig: Any, masters: Weights, versions: Versions) -> None:
+    versions.publish(4, updated(masters, 4))
+    weights = updated(masters, 5)
+    made = versions.publish(5, weights, start=4)
+    refused(rig, made, "in memory has hash")
+    refused(rig, replace(made, version=6), "a way to version 5")
+    refused(rig, replace(made, way=()), "a way to version nothing")
 
 
 @pytest.mark.parametrize(
     ("reshape", "why"),
     [
-        (lambda w: {n: t for n, t in w.items() if n != "model.norm.weight"}, r"model\.norm\.weight: None"),
-        (lambda w: {**w, "model.extra.weight": torch.ones(2)}, r"model\.extra\.weight: \(2,\)"),
-        (lambda w: {**w, "model.norm.weight": torch.ones(32)}, r"model\.norm\.weight: \(32,\)"),
+        (lambda w: {n: t for n, t in w.items() if n != "model.norm.weight"}, r"the version has none"),
+        (lambda w: {**w, "model.norm.weight": torch.ones(32)}, r"the version has \(32,\)"),
     ],
 )
 def test_a_whole_version_of_another_model_is_refused(
-    rig: Any, masters: Weights, tmp_path: Path, reshape: Callable[[Weights], Weights], why: str
+    rig: Any, masters: Weights, versions: Versions, reshape: Callable[[Weights], Weights], why: str
 ) -> None:
-    from safetensors.torch import save_file
-
-    other = reshape(updated(masters, 4))
-    base = tmp_path / "base"
-    base.mkdir()
-    (base / "config.json").write_text("{}")
-    save_file({name: tensor.to(torch.bfloat16) for name, tensor in other.items()}, base / WEIGHTS)
-    refused(rig, publish(tmp_path / "versions", 4, other, base), why)
+    refused(rig, versions.publish(4, reshape(updated(masters, 4)), start=None), why)
 
 
-def refused(rig: Any, snapshot: Snapshot, why: str) -> None:
+def refused(rig: Any, made: Made, why: str) -> None:
     async def run() -> None:
-        before = await probe_live(rig.route(), PREFIXES, request_prefix=f"before-{snapshot.path}")
+        before = await probe_live(rig.route(), PREFIXES, request_prefix=f"before-{made}")
         with pytest.raises(TransferError, match=why):
-            await rig.engine.control.stage(snapshot.version, snapshot.path)
+            await rig.engine.control.stage(made.version, made.objects, made.way)
         with pytest.raises(EngineError, match="not staged"):
-            await rig.engine.control.commit(snapshot.version)
+            await rig.engine.control.commit(made.version)
         described = await rig.engine.control.describe()
         assert (described.weight_version, described.paused, described.poisoned) == (0, False, "")
-        after = await probe_live(rig.route(), PREFIXES, request_prefix=f"after-{snapshot.path}")
+        after = await probe_live(rig.route(), PREFIXES, request_prefix=f"after-{made}")
         assert compare(before, after) <= PARITY_MAX
 
     rig.run(run())
 
 
-def test_only_the_staged_version_can_be_committed(rig: Any, masters: Weights, tmp_path: Path) -> None:
+def test_only_the_staged_version_can_be_committed(rig: Any, masters: Weights, versions: Versions) -> None:
     async def run() -> None:
-        snapshot = publish(tmp_path, 4, updated(masters, 4), rig.model)
-        staged = await rig.engine.control.stage(4, snapshot.path)
-        assert staged.bytes == sum(2 * tensor.numel() for tensor in masters.values())
+        made = versions.publish(4, updated(masters, 4))
+        staged = await rig.engine.control.stage(4, made.objects, made.way)
+        assert staged.encoded_bytes == versions.store.manifests()[-1].encoded_bytes
         with pytest.raises(EngineError, match="version 5 is not staged"):
             await rig.engine.control.commit(5)
         assert (await rig.engine.control.describe()).weight_version == 0
@@ -221,16 +271,16 @@ def test_only_the_staged_version_can_be_committed(rig: Any, masters: Weights, tm
     rig.run(run())
 
 
-def test_packed_weights_are_refused_instead_of_half_updated(rig: Any, masters: Weights, tmp_path: Path) -> None:
+def test_packed_weights_are_refused_instead_of_half_updated(rig: Any, masters: Weights, versions: Versions) -> None:
     """With vLLM's own packing an update in place would miss a tied head without any error."""
 
     async def run() -> None:
         engine = rig.new_engine("engine-packed", unpacked_weights=False)
         await engine.start(0)
         try:
-            snapshot = publish(tmp_path, 1, updated(masters, 1), rig.model)
+            made = versions.publish(1, updated(masters, 1))
             with pytest.raises(TransferError, match="is packed and cannot be replaced in place"):
-                await engine.control.stage(1, snapshot.path)
+                await engine.control.stage(1, made.objects, made.way)
             assert (await engine.control.describe()).weight_version == 0
         finally:
             await engine.stop()
@@ -241,9 +291,9 @@ def test_packed_weights_are_refused_instead_of_half_updated(rig: Any, masters: W
 
 def test_an_engine_starts_from_a_published_version(rig: Any, masters: Weights, tmp_path: Path) -> None:
     async def run() -> None:
-        snapshot = publish(tmp_path, 3, updated(masters, 3), rig.model)
+        made = snapshot.write(tmp_path, 3, updated(masters, 3), rig.model)
         engine = rig.new_engine("engine-three")
-        await engine.start(3, snapshot.path)
+        await engine.start(3, made.path)
         try:
             from rose_executor.token_route import TokenRoute
 

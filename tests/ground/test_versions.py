@@ -13,6 +13,7 @@ from rose.version_events import (
     Commit,
     CommitFailed,
     Committed,
+    CommitUndone,
     EngineJoined,
     EngineLost,
     Pinned,
@@ -100,7 +101,7 @@ def test_a_failed_stage_is_tried_again_then_the_engine_lags_and_serves_its_old_v
     assert story.feed(StageFailed("e", 1, 2, "disk")) == (Stage("e", "1", 1, 3),)
     assert story.feed(StageFailed("e", 1, 3, "disk")) == ()
     assert story.engine() == (EnginePhase.LAGGING, 0, True)
-    assert story.state.trouble() == {"e": "version 1 could not be staged 3 times: disk"}
+    assert story.state.trouble() == {"e": "version 1 was refused 3 times: disk"}
     assert story.publish(2) == (Stage("e", "1", 2, 4),)
     assert story.state.trouble() == {}
 
@@ -114,6 +115,21 @@ def test_each_version_has_its_own_attempts() -> None:
     assert story.feed(StageFailed("e", 2, 3, "disk")) == (Stage("e", "1", 2, 4),)
     assert story.feed(StageFailed("e", 2, 4, "disk")) == ()
     assert story.state.phase("e") is EnginePhase.LAGGING
+
+
+def test_a_commit_that_was_undone_is_tried_again_then_the_engine_lags_and_serves_its_old_version() -> None:
+    story = Story()
+    story.reach(EnginePhase.COMMITTING)
+    order = 2
+    for _ in range(2):
+        assert story.feed(CommitUndone("e", 1, order, "tile 3")) == (Stage("e", "1", 1, order + 1),)
+        assert story.engine() == (EnginePhase.STAGING, 0, True)
+        assert story.feed(Staged("e", 1, order + 1)) == (Commit("e", "1", 1, order + 2),)
+        order += 2
+    assert story.feed(CommitUndone("e", 1, order, "tile 3")) == ()
+    assert story.engine() == (EnginePhase.LAGGING, 0, True)
+    assert story.state.trouble() == {"e": "version 1 was refused 3 times: tile 3"}
+    assert story.publish(2) == (Stage("e", "1", 2, order + 1),)
 
 
 def test_a_failed_commit_poisons_the_engine_until_a_new_incarnation_joins() -> None:
@@ -149,14 +165,24 @@ def test_an_engine_that_joins_before_any_version_is_refused() -> None:
     assert "before any was published" in story.state.violations()[0]
 
 
-ANSWERS = [Staged("e", 1, 1), StageFailed("e", 1, 1, ""), Committed("e", 1, 2), CommitFailed("e", 1, 2, "")]
-HEARD = {EnginePhase.STAGING: (Staged, StageFailed), EnginePhase.COMMITTING: (Committed, CommitFailed)}
+Answer = Staged | StageFailed | Committed | CommitUndone | CommitFailed
+ANSWERS: list[Answer] = [
+    Staged("e", 1, 1),
+    StageFailed("e", 1, 1, ""),
+    Committed("e", 1, 2),
+    CommitUndone("e", 1, 2, ""),
+    CommitFailed("e", 1, 2, ""),
+]
+HEARD = {
+    EnginePhase.STAGING: (Staged, StageFailed),
+    EnginePhase.COMMITTING: (Committed, CommitUndone, CommitFailed),
+}
 
 
 @pytest.mark.parametrize("phase", EnginePhase)
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_answers_are_ignored_where_the_table_says_so_and_always_with_another_order(
-    phase: EnginePhase, answer: Staged | StageFailed | Committed | CommitFailed
+    phase: EnginePhase, answer: Answer
 ) -> None:
     story = Story()
     story.reach(phase)
@@ -338,21 +364,21 @@ class News(RuleBasedStateMachine):
         self.feed(EngineLost(engine, self.alive.pop(engine)))
 
     @precondition(lambda self: self.unanswered)
-    @rule(data=st.data(), fails=st.booleans())
-    def answer(self, data: st.DataObject, fails: bool) -> None:
+    @rule(data=st.data(), fails=st.booleans(), undone=st.booleans())
+    def answer(self, data: st.DataObject, fails: bool, undone: bool) -> None:
         order = self.unanswered.pop(data.draw(st.sampled_from(sorted(self.unanswered))))
         if isinstance(order, Stage) and not fails:
             self.staged.add((order.engine_id, order.incarnation, order.version))
-        self.feed(self.reply(order, fails))
+        self.feed(self.reply(order, fails, undone))
 
     @precondition(lambda self: self.orders)
-    @rule(data=st.data(), fails=st.booleans())
-    def repeat_an_old_answer(self, data: st.DataObject, fails: bool) -> None:
+    @rule(data=st.data(), fails=st.booleans(), undone=st.booleans())
+    def repeat_an_old_answer(self, data: st.DataObject, fails: bool, undone: bool) -> None:
         order = data.draw(st.sampled_from(self.orders))
         if order in self.unanswered.values():
             return
         before = self.looks()
-        self.feed(self.reply(order, fails))
+        self.feed(self.reply(order, fails, undone))
         assert self.looks() == before
 
     @rule(life=st.integers(0, 50), engine=st.sampled_from(ENGINES), version=st.integers(0, 9))
@@ -376,10 +402,12 @@ class News(RuleBasedStateMachine):
         self.pins.discard(version)
         self.feed(Unpinned(version, "test"))
 
-    def reply(self, order: Stage | Commit, fails: bool) -> VersionEvent:
+    def reply(self, order: Stage | Commit, fails: bool, undone: bool = False) -> VersionEvent:
         key = (order.engine_id, order.version, order.order)
         if isinstance(order, Stage):
             return StageFailed(*key, "why") if fails else Staged(*key)
+        if undone:
+            return CommitUndone(*key, "why")
         return CommitFailed(*key, "why") if fails else Committed(*key)
 
     def looks(self) -> tuple[object, ...]:

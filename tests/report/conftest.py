@@ -49,7 +49,8 @@ def make_step(number: int) -> Step:
         kl=0.0021 + 0.0005 * math.sin(number),
         learning_rate=2e-4 * min(1.0, number / 5),
         changed_fraction=0.36 + 0.1 * (number > 1),
-        snapshot_bytes=989_312,
+        update_bytes=98_931,
+        model_bytes=989_312,
     )
 
 

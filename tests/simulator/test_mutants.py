@@ -24,6 +24,7 @@ from rose.version_events import (
     Commit,
     CommitFailed,
     Committed,
+    CommitUndone,
     EngineJoined,
     EngineLost,
     Pinned,
@@ -144,6 +145,18 @@ class TrustsAFailedCommit(VersionState):
         return super().step(event, now)
 
 
+class TrustsAnUndoneCommit(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        if isinstance(event, CommitUndone):
+            event = Committed(event.engine_id, event.version, event.order)
+        return super().step(event, now)
+
+
+class DoesNotTryAgain(VersionState):
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        return () if isinstance(event, CommitUndone) else super().step(event, now)
+
+
 class ServesWhileCommitting(VersionState):
     def may_serve(self, engine_id: str) -> bool:
         return self.engine_version(engine_id) is not None
@@ -153,7 +166,8 @@ class AnswersNeedNoOrder(VersionState):
     """Takes any answer for the newest one: late and repeated ones too."""
 
     def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
-        if isinstance(event, Staged | StageFailed | Committed | CommitFailed) and event.engine_id in self._engines:
+        answers = Staged | StageFailed | Committed | CommitUndone | CommitFailed
+        if isinstance(event, answers) and event.engine_id in self._engines:
             event = type(event)(**{**_fields(event), "order": self._engines[event.engine_id].order})
         return super().step(event, now)
 
@@ -227,6 +241,8 @@ class StartsFromTheWrongVersion(VersionState):
 STATES = [
     CommitsWithoutStaging,
     TrustsAFailedCommit,
+    TrustsAnUndoneCommit,
+    DoesNotTryAgain,
     ServesWhileCommitting,
     AnswersNeedNoOrder,
     BelievesLateNews,

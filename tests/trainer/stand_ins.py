@@ -129,17 +129,20 @@ class ScriptedEngine:
         raise AssertionError(reply)
 
 
+Way = Sequence[tuple[str, bool]]
+
+
 class ScriptedControl:
     """A control socket whose answers are queued; an empty queue succeeds."""
 
     def __init__(self) -> None:
         self.stage_failures: list[Exception] = []
         self.commit_failures: list[Exception] = []
-        self.staged: list[tuple[int, Path]] = []
+        self.staged: list[tuple[int, Path, Way]] = []
         self.committed: list[int] = []
 
-    async def stage(self, version: int, path: Path) -> None:
-        self.staged.append((version, path))
+    async def stage(self, version: int, objects: Path, way: Way) -> None:
+        self.staged.append((version, objects, way))
         if self.stage_failures:
             raise self.stage_failures.pop(0)
 

@@ -60,7 +60,8 @@ def a_step(step: int, **changes: Any) -> Step:
     counts = dict.fromkeys(
         (
             *("groups_used", "groups_zero_variance", "output_tokens", "context_tokens", "trained_tokens"),
-            "snapshot_bytes",
+            "update_bytes",
+            "model_bytes",
         ),
         1,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -313,12 +314,26 @@ def test_an_update_that_loses_the_action_format_raises_the_alarm(bench: Bench, m
     assert report.ledger.accounts[Account.ABORTED.value] > 0
 
 
+def fill_up(folder: Path) -> None:
+    with (folder / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+async def until_rollout(bench: Bench) -> None:
+    while bench.recorder.phase != "rollout":
+        await asyncio.sleep(0.002)
+
+
 def test_a_full_disk_ends_the_run_with_what_is_free(bench: Bench) -> None:
-    with small_disk(bench.folder / "rt", "1600k"):
-        played = bench.play({"weights": {"parity_every_steps": 0, "keep": 1}})
+    async def fill(bench: Bench) -> None:
+        await until_rollout(bench)
+        fill_up(bench.folder / "rt")
+
+    with small_disk(bench.folder / "rt", "8m"):
+        played = bench.play({"weights": {"parity_every_steps": 0, "keep": 1}}, fill)
     assert isinstance(played.failure, TransferError)
-    assert "no room for version 1" in str(played.failure)
-    assert "free" in str(played.failure)
+    assert re.search(r"no room for an object in .*: \d+ bytes needed, \d+ free", str(played.failure))
     played.balanced()
 
 
@@ -327,11 +342,8 @@ def test_a_full_output_folder_does_not_end_the_training(bench: Bench, parity_eve
     output = bench.folder / "out"
 
     async def fill(bench: Bench) -> None:
-        while bench.recorder.phase != "rollout":
-            await asyncio.sleep(0.002)
-        with (output / "ballast").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(4096))
+        await until_rollout(bench)
+        fill_up(output)
         logger("test").info("x" * 5000)  # more than the last page of the log's own file still holds
 
     with small_disk(output, "1m"):

@@ -101,7 +101,7 @@ class ScriptedPublisher:
     async def publish(self, version: int, weights: Weights) -> SimpleNamespace:
         assert version not in self.published
         self.published[version] = {name: tensor.clone() for name, tensor in weights.items()}
-        return SimpleNamespace(bytes=1)
+        return SimpleNamespace(update_bytes=1, model_bytes=1)
 
     async def applied(self, engine_id: str, version: int, timeout_s: float) -> Applied:
         assert version in self.published

@@ -7,11 +7,9 @@ from pathlib import Path
 import layout_tools as tools
 import pytest
 
-from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter
 from rose_transfer.layout.layout_cache import LayoutCache
 from rose_transfer.layout.layout_json import fingerprint
-from rose_transfer.tensor_file import plan_bf16, write_tensors
 
 MODEL = {"w": Parameter((2, 3), "bfloat16"), "scalar": Parameter((), "float32")}
 LAYOUT = tools.whole_layout("engine-0 tp 0", MODEL)
@@ -66,19 +64,3 @@ def test_a_full_disk_costs_time_only(
     assert cache.get("key", "engine-0") is None
     cache.put("key", LAYOUT)
     assert cache.get("key", "engine-0") is not None
-
-
-def test_the_parameters_of_a_folder_are_those_of_its_files(tmp_path: Path) -> None:
-    import torch
-
-    entries = plan_bf16({"w": (2, 3), "norm": (3,)})
-    with (tmp_path / "model.safetensors").open("xb") as file:
-        write_tensors(file, entries, {"w": torch.zeros(2, 3), "norm": torch.zeros(3)})
-    found = checkpoint_parameters(tmp_path)
-    assert found == {"w": Parameter((2, 3), "bfloat16"), "norm": Parameter((3,), "bfloat16")}
-    with (tmp_path / "more.safetensors").open("xb") as file:
-        write_tensors(file, entries, {"w": torch.zeros(2, 3), "norm": torch.zeros(3)})
-    with pytest.raises(Exception, match="holds w twice"):
-        checkpoint_parameters(tmp_path)
-    with pytest.raises(Exception, match="has no safetensors file"):
-        checkpoint_parameters(tmp_path / "none")

@@ -1,54 +1,45 @@
-"""A weight version as a folder: whole, immutable, checked.
+"""A weight version as a model folder, for whoever loads from disk: an engine that starts, a fresh one to compare with.
 
 Invariants
-- A version folder appears complete or not at all: it is written beside, flushed to disk, then renamed.
-- A version number is published once; its folder is never written again.
-- It is a complete Hugging Face model folder, so an engine can start from it as well as load it in place.
-- What a reader gets has been compared with the manifest's checksums, in memory that no one else can write.
+- A folder appears complete or not at all: it is written beside, flushed to disk, then renamed. It is never written
+  again.
+- It is a complete Hugging Face model folder: the weights, and the other files of a base folder.
 
-Weights are rounded from float32 masters to bfloat16 (nearest even), so that an engine that loads them in
-float32 computes with exactly what was published.
+Weights are rounded to bfloat16 (nearest even), so that an engine that loads them in float32 computes with exactly what
+was published.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from rose.errors import ConfigError, TransferError
-from rose_transfer.tensor_file import (
-    TensorEntry,
-    header_bytes,
-    plan_bf16,
-    read_entries,
-    read_tensors,
-    write_tensors,
-)
+from rose_transfer.layout.checkpoint import checkpoint_parameters
 
-MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
-LAYOUT = 1
+_BYTES = 2
+"""Of an element of bfloat16."""
 # The files of a model folder that are not weights; engines and tokenizers read them, ROSE only carries them.
 _CARRIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-_NOT_CARRIED = (MANIFEST, "model.safetensors.index.json")
+_NOT_CARRIED = ("model.safetensors.index.json",)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One published version. `fingerprint` is a SHA-256 over every tensor's name, shape, dtype and bytes."""
+    """The folder of one version; `bytes` are those of all its files."""
 
     version: int
     path: Path
-    fingerprint: str
     bytes: int
 
 
@@ -67,18 +58,13 @@ def model_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
             expected="a Hugging Face folder with config.json and safetensors files",
             to_do="check the path of the model",
         )
-    shapes: dict[str, tuple[int, ...]] = {}
     try:
-        for file in sorted(model_dir.glob("*.safetensors")):
-            shapes |= {entry.name: entry.shape for entry in read_entries(file)}
+        return {name: parameter.shape for name, parameter in checkpoint_parameters(model_dir).items()}
     except TransferError as error:
         raise ConfigError(error.what, expected=error.expected, to_do="fetch the model again") from error
-    if not shapes:
-        raise ConfigError(f"{model_dir} has no safetensors file", expected="weights as *.safetensors")
-    return shapes
 
 
-def publish(root: Path, version: int, state_dict: Mapping[str, torch.Tensor], base_dir: Path) -> Snapshot:
+def write(root: Path, version: int, state_dict: Mapping[str, torch.Tensor], base_dir: Path) -> Snapshot:
     """Write `state_dict` as version `version` under `root`, with the other model files of `base_dir`.
 
     The tensors of the base folder are written, in their shapes; an extra one in `state_dict` must be another
@@ -88,13 +74,13 @@ def publish(root: Path, version: int, state_dict: Mapping[str, torch.Tensor], ba
     full; nothing of it is left then.
     """
     shapes = model_shapes(base_dir)
-    _check_tensors(state_dict, shapes)
+    check_tensors(state_dict, shapes)
     folder = version_folder(root, version)
     if folder.exists():
-        raise TransferError(f"version {version} is already published in {root}", expected="a new version number")
-    entries = plan_bf16(shapes)
+        raise TransferError(f"version {version} is there already in {root}", expected="a new version number")
     carried = [file for file in sorted(base_dir.iterdir()) if _is_carried(file)]
-    needed = len(header_bytes(entries)) + entries[-1].end + sum(file.stat().st_size for file in carried)
+    needed = sum(_BYTES * math.prod(shape) for shape in shapes.values())
+    needed += sum(file.stat().st_size for file in carried)
     draft = root / f".{folder.name}.draft"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -102,64 +88,21 @@ def publish(root: Path, version: int, state_dict: Mapping[str, torch.Tensor], ba
         if shutil.disk_usage(root).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         draft.mkdir()
-        snapshot = _write_folder(draft, version, entries, state_dict, carried)
+        written_bytes = _write_folder(draft, {name: state_dict[name] for name in shapes}, carried)
         draft.rename(folder)
         _flush(root)
     except OSError as error:
         shutil.rmtree(draft, ignore_errors=True)
         raise _write_failed(error, root, version, needed) from error
-    return Snapshot(version, folder, snapshot.fingerprint, snapshot.bytes)
+    return Snapshot(version, folder, written_bytes)
 
 
-def verify(path: Path) -> Snapshot:
-    """Compare a version folder with its manifest, every byte of every tensor.
+def check_tensors(state_dict: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Whether the tensors named in `shapes` can be published.
 
-    Raises TransferError at the first difference.
+    Raises TransferError if one is missing, has another shape or a value that is not finite, or if `state_dict` has
+    another one that is not just another name for one of them (a tied head).
     """
-    snapshot, tensors = open_verified(path)
-    for _ in tensors:
-        pass
-    return snapshot
-
-
-def open_verified(path: Path) -> tuple[Snapshot, Iterator[tuple[str, torch.Tensor]]]:
-    """A version's description, and its tensors one by one, each checked before it is handed out.
-
-    Raises TransferError if manifest and file disagree, and while iterating if a checksum fails.
-    """
-    manifest = _read_manifest(path)
-    entries = read_entries(path / WEIGHTS)
-    described = {name: (value["dtype"], tuple(value["shape"])) for name, value in manifest["tensors"].items()}
-    found = {entry.name: (entry.dtype, entry.shape) for entry in entries}
-    if described != found:
-        different = sorted(name for name in described.keys() | found.keys() if described.get(name) != found.get(name))
-        raise TransferError(
-            f"{path}: the manifest and the weights disagree about {', '.join(different[:4])}",
-            to_do="publish the version again",
-        )
-    checksums = {name: value["sha256"] for name, value in manifest["tensors"].items()}
-    if _fingerprint(entries, checksums) != manifest["fingerprint"]:
-        raise TransferError(f"{path}: the manifest does not match its own fingerprint")
-    size = sum(file.stat().st_size for file in path.iterdir())
-    snapshot = Snapshot(manifest["version"], path, manifest["fingerprint"], size)
-    return snapshot, read_tensors(path / WEIGHTS, entries, checksums)
-
-
-def retire(path: Path) -> None:
-    """Remove a version folder. The name goes first, so nobody can open a folder that is half gone."""
-    leaving = path.with_name(f".{path.name}.leaving")
-    try:
-        path.rename(leaving)
-    except FileNotFoundError:
-        return
-    shutil.rmtree(leaving)
-
-
-def _is_carried(file: Path) -> bool:
-    return file.is_file() and file.suffix in _CARRIED_SUFFIXES and file.name not in _NOT_CARRIED
-
-
-def _check_tensors(state_dict: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
         if name not in state_dict:
             raise TransferError(f"the new weights have no {name}", expected="every tensor of the base model")
@@ -177,56 +120,36 @@ def _check_tensors(state_dict: Mapping[str, torch.Tensor], shapes: Mapping[str, 
             )
 
 
-def _write_folder(
-    folder: Path,
-    version: int,
-    entries: tuple[TensorEntry, ...],
-    state_dict: Mapping[str, torch.Tensor],
-    carried: list[Path],
-) -> Snapshot:
-    with (folder / WEIGHTS).open("xb") as file:
-        checksums = write_tensors(file, entries, state_dict)
-        file.flush()
-        os.fsync(file.fileno())
+def remove(path: Path) -> None:
+    """Remove a version folder. The name goes first, so nobody can open a folder that is half gone."""
+    leaving = path.with_name(f".{path.name}.leaving")
+    try:
+        path.rename(leaving)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(leaving)
+
+
+def _is_carried(file: Path) -> bool:
+    return file.is_file() and file.suffix in _CARRIED_SUFFIXES and file.name not in _NOT_CARRIED
+
+
+def _write_folder(folder: Path, state_dict: Mapping[str, torch.Tensor], carried: list[Path]) -> int:
+    rounded = {
+        name: tensor.detach().to(device="cpu", dtype=torch.bfloat16).contiguous() for name, tensor in state_dict.items()
+    }
+    try:
+        save_file(rounded, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:
+        # The library tells the system's errors by their text alone.
+        full = os.strerror(errno.ENOSPC) in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error)) from error
+    _flush(folder / WEIGHTS)
     for source in carried:
         shutil.copyfile(source, folder / source.name)
         _flush(folder / source.name)
-    fingerprint = _fingerprint(entries, checksums)
-    manifest = {
-        "layout": LAYOUT,
-        "version": version,
-        "fingerprint": fingerprint,
-        "tensors": {
-            entry.name: {"dtype": entry.dtype, "shape": entry.shape, "sha256": checksums[entry.name]}
-            for entry in entries
-        },
-    }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    _flush(folder / MANIFEST)
     _flush(folder)
-    size = sum(file.stat().st_size for file in folder.iterdir())
-    return Snapshot(version, folder, fingerprint, size)
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_bytes())
-        if manifest["layout"] != LAYOUT:
-            raise ValueError(f"layout {manifest['layout']}, not {LAYOUT}")
-        if not isinstance(manifest["version"], int) or not isinstance(manifest["tensors"], dict):
-            raise ValueError("version or tensors are of the wrong kind")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise TransferError(
-            f"{path} is not a published version: {error}", expected=f"a folder with a {MANIFEST}"
-        ) from error
-    return manifest
-
-
-def _fingerprint(entries: tuple[TensorEntry, ...], checksums: Mapping[str, str]) -> str:
-    digest = hashlib.sha256()
-    for entry in sorted(entries, key=lambda entry: entry.name):
-        digest.update(f"{entry.name} {entry.dtype} {entry.shape} {checksums[entry.name]}\n".encode())
-    return digest.hexdigest()
+    return sum(file.stat().st_size for file in folder.iterdir())
 
 
 def _flush(path: Path) -> None:

@@ -1,7 +1,9 @@
 # mypy: ignore-errors
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -29,21 +31,31 @@ class EngineDescription(_message.Message):
     vllm_version: str
     def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., http_port: _Optional[int] = ..., weight_version: _Optional[int] = ..., paused: _Optional[bool] = ..., poisoned: _Optional[str] = ..., vllm_version: _Optional[str] = ...) -> None: ...
 
+class WayStep(_message.Message):
+    __slots__ = ("manifest", "backwards")
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    BACKWARDS_FIELD_NUMBER: _ClassVar[int]
+    manifest: str
+    backwards: bool
+    def __init__(self, manifest: _Optional[str] = ..., backwards: _Optional[bool] = ...) -> None: ...
+
 class StageVersionRequest(_message.Message):
-    __slots__ = ("version", "path")
+    __slots__ = ("version", "objects", "way")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
+    OBJECTS_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
     version: int
-    path: str
-    def __init__(self, version: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    objects: str
+    way: _containers.RepeatedCompositeFieldContainer[WayStep]
+    def __init__(self, version: _Optional[int] = ..., objects: _Optional[str] = ..., way: _Optional[_Iterable[_Union[WayStep, _Mapping]]] = ...) -> None: ...
 
 class StageVersionReply(_message.Message):
-    __slots__ = ("bytes", "verify_ms")
-    BYTES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("encoded_bytes", "verify_ms")
+    ENCODED_BYTES_FIELD_NUMBER: _ClassVar[int]
     VERIFY_MS_FIELD_NUMBER: _ClassVar[int]
-    bytes: int
+    encoded_bytes: int
     verify_ms: float
-    def __init__(self, bytes: _Optional[int] = ..., verify_ms: _Optional[float] = ...) -> None: ...
+    def __init__(self, encoded_bytes: _Optional[int] = ..., verify_ms: _Optional[float] = ...) -> None: ...
 
 class CommitVersionRequest(_message.Message):
     __slots__ = ("version",)

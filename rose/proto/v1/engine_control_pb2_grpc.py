@@ -73,7 +73,7 @@ class EngineControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StageVersion(self, request, context):
-        """Read and verify a snapshot folder beside the live weights, while generating.
+        """Read and verify a way to a version beside the live weights, while generating.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

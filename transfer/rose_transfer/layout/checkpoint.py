@@ -2,25 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError, safe_open
+
 from rose.errors import TransferError
-from rose_transfer.layout.dtypes import dtype_name
 from rose_transfer.layout.layout import Parameter
-from rose_transfer.tensor_file import read_entries
+
+_DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
 
 def checkpoint_parameters(model_dir: Path) -> dict[str, Parameter]:
     """Name, shape and dtype of every tensor in the safetensors files of a model folder.
 
-    Raises TransferError if there is none, one cannot be read, or two files hold one name.
+    Raises TransferError if there is none, one cannot be read, two files hold one name, or a dtype is not a float's
+    of 16 or 32 bits.
     """
     parameters: dict[str, Parameter] = {}
     for file in sorted(model_dir.glob("*.safetensors")):
-        for entry in read_entries(file):
-            if entry.name in parameters:
-                raise TransferError(f"{model_dir} holds {entry.name} twice", expected="each tensor in one file")
-            parameters[entry.name] = Parameter(entry.shape, dtype_name(entry.torch_dtype))
+        for name, parameter in _file_parameters(file).items():
+            if name in parameters:
+                raise TransferError(f"{model_dir} holds {name} twice", expected="each tensor in one file")
+            parameters[name] = parameter
     if not parameters:
         raise TransferError(f"{model_dir} has no safetensors file", expected="weights as *.safetensors")
     return parameters
+
+
+def _file_parameters(file: Path) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    try:
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                stored = opened.get_slice(name)
+                found[name] = Parameter(tuple(stored.get_shape()), _dtype(file, name, stored.get_dtype()))
+    except (SafetensorError, OSError) as error:
+        raise TransferError(
+            f"{file} is not a whole safetensors file: {error}", to_do="publish or copy the folder again"
+        ) from error
+    return found
+
+
+def _dtype(file: Path, name: str, stored: str) -> str:
+    if stored not in _DTYPES:
+        raise TransferError(f"{file}: {name} has dtype {stored}", expected=f"one of {', '.join(_DTYPES)}")
+    return _DTYPES[stored]

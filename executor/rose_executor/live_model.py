@@ -1,0 +1,100 @@
+"""A worker's model as what versions are applied to: its layout, traced at start, and its tensors.
+
+Invariants
+- The layout is traced before the first request, while the folder that the model was loaded from is there and nothing
+  else runs in the process.
+- A model that cannot be updated in place serves all the same; what is wrong with it is said when a version is staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rose.errors import RoseError, TransferError
+from rose_executor.engine_model import ModelSource
+from rose_executor.engine_rank import EngineRank
+from rose_executor.layout_trace import trace_layout
+from rose_transfer.layout.checkpoint import checkpoint_parameters
+from rose_transfer.layout.layout import Layout
+from rose_transfer.live import LiveUpdate, LiveWeights
+from rose_transfer.store import Objects, Step, manifest, packing
+
+
+class LiveModel:
+    """`model` as loaded from `model_dir` in `dtype` by the worker at `rank`."""
+
+    def __init__(self, model: torch.nn.Module, model_dir: Path, dtype: torch.dtype, rank: EngineRank) -> None:
+        self._model = model
+        self._rank = rank
+        self._layout: Layout | None = None
+        self._trouble = ""
+        self._packed_as = ""
+        self._weights: LiveWeights | None = None
+        try:
+            source = ModelSource(model_dir, checkpoint_parameters(model_dir), dtype)
+            self._layout = trace_layout(str(rank), source, rank)
+        except RoseError as error:
+            self._trouble = str(error)
+
+    def update(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> LiveUpdate:
+        """The way to `version` as (key of a manifest in the folder `objects`, backwards?), first step first.
+
+        Raises TransferError if this model cannot be updated in place, or the way is not one to that version of it.
+        """
+        if self._layout is None:
+            raise TransferError(
+                f"this model cannot be updated in place: {self._trouble}",
+                to_do="start the engine anew from each version",
+            )
+        refuse_packed(self._model)
+        held = Objects(objects)
+        steps = [Step(manifest.from_bytes(held.read(key)), backwards) for key, backwards in way]
+        if not steps or _goal(steps[-1]) != version:
+            raise TransferError(
+                f"a way to version {_goal(steps[-1]) if steps else 'nothing'}", expected=f"version {version}"
+            )
+        keys = {step.manifest.packing for step in steps}
+        if len(keys) > 1:
+            raise TransferError("the steps of a way pack the model in different ways", to_do="begin anew")
+        return LiveUpdate(self._weights_packed(self._layout, held, keys.pop()), steps, held.read)
+
+    def _weights_packed(self, layout: Layout, held: Objects, key: str) -> LiveWeights:
+        """The model's memory by the packing in an object; found once for each packing."""
+        if self._weights is None or self._packed_as != key:
+            tensors = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
+            self._weights = LiveWeights(layout, packing.from_bytes(held.read(key)), tensors)
+            self._packed_as = key
+        return self._weights
+
+
+def own_rank(parallel_config: Any) -> EngineRank:
+    """The place of this worker process in its engine."""
+    from vllm.distributed import parallel_state
+
+    tensor, stage = parallel_state.get_tp_group(), parallel_state.get_pp_group()
+    return EngineRank(
+        tensor.world_size,
+        tensor.rank_in_group,
+        stage.world_size,
+        stage.rank_in_group,
+        bool(parallel_config.enable_expert_parallel),
+    )
+
+
+def refuse_packed(model: torch.nn.Module) -> None:
+    """Raises TransferError if any weight has an opaque copy that an update in place would not reach."""
+    for name, module in model.named_modules():
+        product = getattr(module, "cpu_linear", torch.nn.functional.linear)
+        if product is not torch.nn.functional.linear:
+            raise TransferError(
+                f"the weight of {name} is packed and cannot be replaced in place",
+                expected="an engine started with unpacked weights",
+            )
+
+
+def _goal(step: Step) -> int | None:
+    return step.manifest.base if step.backwards else step.manifest.version
