@@ -22,6 +22,7 @@ from unittest import mock
 
 import torch
 import transformers
+from live_ranks import bring_ranks
 from transformers.core_model_loading import revert_weight_conversion
 from vllm import ModelRegistry
 from vllm.distributed import parallel_state
@@ -196,6 +197,12 @@ class Workshop:
             certified += certify(trace_layout(f"engine-0 {rank}", source, rank), source, rank)
         return {"certified": certified}
 
+    def live(self, name: str, ranks: list[EngineRank], dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+        """Ranks of engines of several sizes, brought to a version together."""
+        twin = TWINS[name]
+        source = self.source(twin, head=not twin["tie_word_embeddings"], dtype=dtype)
+        return bring_ranks(self.folder / f"store {name} {dtype} {len(ranks)}", source, ranks)
+
     def wider_engine(self) -> dict[str, Any]:
         """An engine that computes in float32 on a bfloat16 checkpoint."""
         twin, rank = TWINS["qwen3"], EngineRank(2, 1)
@@ -363,6 +370,12 @@ def main(folder: Path) -> None:
         # vLLM's CPU build has no experts for this one beyond a single rank.
         "gpt_oss": lambda: shop.family("gpt_oss", [1]),
         "wider engine": shop.wider_engine,
+        **{f"live {name}": (lambda name=name: shop.live(name, [*tp[1], *tp[2], *tp[4]])) for name in TWINS},
+        "live qwen2 float32": lambda: shop.live("qwen2", [*tp[1], *tp[2]], torch.float32),
+        "live llama pp2 tp2": lambda: shop.live("llama", [EngineRank(2, t, 2, p) for p in range(2) for t in range(2)]),
+        "live qwen3_moe ep2": lambda: shop.live(
+            "qwen3_moe", [EngineRank(2, r, expert_parallel=True) for r in range(2)]
+        ),
         "spoiled": shop.spoiled,
         "packed": lambda: shop.after_loading("qwen3"),
         "refusals": shop.refusals,

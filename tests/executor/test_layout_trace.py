@@ -201,3 +201,23 @@ def test_packed_weights_are_told_from_those_that_lie_as_traced(answers: dict[str
     assert {name.split(".")[-2] for name in packed["relaid"]} == linear
     assert unpacked["relaid"] == []
     assert packed["tensors"] == unpacked["tensors"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["qwen2", "qwen3", "llama", "qwen3_moe", "qwen2 float32", "llama pp2 tp2", "qwen3_moe ep2"],
+)
+def test_ranks_of_all_sizes_are_brought_to_what_the_loader_would_have_made(answers: dict[str, Any], name: str) -> None:
+    """Ranks of one, two and four from one store: fused, sharded, replicated and padded tensors, and experts."""
+    answer = case(answers, f"live {name}")
+    assert answer["different"] == []
+
+
+def test_a_rank_of_four_needs_about_a_quarter_of_the_delta(answers: dict[str, Any]) -> None:
+    answer = case(answers, "live llama")
+    whole, *shares = answer["shares"]
+    assert whole == answer["delta"]
+    for two in shares[:2]:
+        assert 0.45 < two / whole < 0.6
+    for four in shares[2:]:
+        assert 0.22 < four / whole < 0.35
