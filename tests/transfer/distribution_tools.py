@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -69,12 +71,11 @@ class Engine:
 
 
 class Counted:
-    """A source that counts the payload which is read from it, ways and objects apart."""
+    """A source that counts the payload of the objects which is read from it, without that of ways."""
 
     def __init__(self, source: ObjectSource) -> None:
         self._source = source
         self.object_bytes = 0
-        self.reads: list[tuple[str, int, int]] = []
 
     async def prepare(self, key: str) -> None:
         await self._source.prepare(key)  # type: ignore[attr-defined]
@@ -96,7 +97,6 @@ class _CountedObject:
 
     def read_at(self, offset: int, length: int) -> bytes | memoryview:
         data = self._inner.read_at(offset, length)
-        self._counted.reads.append((self._key, offset, len(data)))
         if "way-" not in self._key:
             self._counted.object_bytes += len(data)
         return data
@@ -155,6 +155,10 @@ class Site:
             finally:
                 following.cancel()
                 await asyncio.wait([following])
+        await self.end(client)
+
+    async def end(self, client: TcpClient) -> None:
+        self._clients.remove(client)
         await client.close()
 
     async def close(self) -> None:
@@ -202,9 +206,16 @@ async def until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 
 
 def free_port() -> int:
-    import socket
-
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]
         return port
+
+
+def free_port_pair() -> int:
+    """The first of two free ports in a row."""
+    while True:
+        port = free_port()
+        with socket.socket() as second, contextlib.suppress(OSError, OverflowError):
+            second.bind(("127.0.0.1", port + 1))
+            return port

@@ -47,6 +47,7 @@ class FrameProxy:
         await asyncio.gather(
             self._pass(reader, server_writer, writer), self._pass(server_reader, writer, server_writer)
         )
+        self._writers -= {writer, server_writer}
 
     async def _pass(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, other: asyncio.StreamWriter

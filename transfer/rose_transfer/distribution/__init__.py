@@ -10,12 +10,26 @@ from what it holds, and fetches what that names; `source` is who answers, on a p
 | `source`, `outlet` | a store behind a transport: objects, ways made on demand, announcements |
 | `subscription`, `following` | hearing of versions; one attempt at fetching what leads to one |
 | `shelf`, `arrival` | objects that were fetched, and those under way, resumable after a kill |
+
+A relay runs without torch, so only who asks for `WeightPublisher` imports that.
 """
+
+from typing import TYPE_CHECKING
 
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer
-from rose_transfer.distribution.publisher import WeightPublisher
 from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.relay import Relay, Relayed
 
+if TYPE_CHECKING:
+    from rose_transfer.distribution.publisher import WeightPublisher
+
 __all__ = ["Fetched", "MakeServer", "Offer", "Receiver", "Relay", "Relayed", "WeightPublisher"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "WeightPublisher":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rose_transfer.distribution.publisher import WeightPublisher
+
+    return WeightPublisher

@@ -1,0 +1,139 @@
+"""`rose relay` as people run it: a process that follows, says a line for each version, and ends when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from distribution_tools import Engine, free_port, line, site
+from transport_tools import TOKEN, Certificates, make_certificates
+from typer.testing import CliRunner
+
+from rose.cli.app import app
+from rose.errors import ConfigError, RoseError
+from rose.waits import WaitBoard
+from rose_transfer.distribution import Receiver
+from rose_transfer.distribution.outlet import Outlet
+from rose_transfer.store import Store
+from rose_transfer.transport.access import host_and_port, read_token
+from rose_transfer.transport.tcp import TcpClient, TcpServer
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def token_file(memory_path: Path) -> Path:
+    path = memory_path / "token"
+    path.write_text(f"{TOKEN}\n")
+    return path
+
+
+@asynccontextmanager
+async def command(*arguments: object) -> AsyncIterator[asyncio.subprocess.Process]:
+    started = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "rose.cli.main",
+        "relay",
+        *map(str, arguments),
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    try:
+        yield started
+    finally:
+        if started.returncode is None:
+            started.kill()
+        await started.wait()
+
+
+async def says(started: asyncio.subprocess.Process, seconds: float = 60.0) -> str:
+    assert started.stdout is not None
+    async with asyncio.timeout(seconds):
+        return (await started.stdout.readline()).decode().strip()
+
+
+def test_it_relays_over_tls_says_so_and_ends_on_sigterm(
+    memory_path: Path, token_file: Path, certificates: Certificates
+) -> None:
+    async def check() -> None:
+        store, history = line(memory_path / "store", 2)
+        waits, port = WaitBoard(), free_port()
+
+        def serve(source: object) -> TcpServer:
+            return TcpServer(source, token=TOKEN, waits=waits, tls=certificates.server())  # type: ignore[arg-type]
+
+        outlet = Outlet(store, [serve])
+        await outlet.open()
+        (server,) = outlet.servers
+        assert isinstance(server, TcpServer)
+        arguments = ["--folder", memory_path / "relay", "--token-file", token_file, "--listen", f"127.0.0.1:{port}"]
+        arguments += ["--ca", certificates.folder / "cert.pem", "--send-mb-s", 1]
+        arguments += ["--cert", certificates.folder / "cert.pem", "--key", certificates.folder / "key.pem"]
+        async with site(memory_path), command(f"127.0.0.1:{server.port}", *arguments) as relay:
+            assert await says(relay) == f"relaying 127.0.0.1:{server.port} on 127.0.0.1:{port}; nothing here yet"
+            version, number, size, unit, _, seconds = (await says(relay)).split()
+            assert (version, number, unit, seconds) == ("version", "2", "bytes", "s")
+            assert int(size) > 0
+            client = TcpClient("127.0.0.1", port, token=TOKEN, waits=waits, tls=certificates.client())
+            engine = Engine()
+            await engine.move(Receiver(client, memory_path / "engine", waits=waits), 2)
+            assert engine.has(history[2])
+            await client.close()
+            relay.send_signal(signal.SIGTERM)
+            assert await relay.wait() == 0
+        await outlet.close()
+        Store(memory_path / "relay" / "store").close()
+        store.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"upstream": "nowhere"}, "is no address"),
+        ({"--listen": "127.0.0.1:99999"}, "is no address"),
+        ({"--token-file": "missing"}, "cannot be read"),
+        ({"--cert": "cert.pem"}, "--cert and --key go together"),
+        ({"--ca": "token"}, "cannot be used"),
+        ({"--cert": "token", "--key": "token"}, "cannot be used"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_starts(
+    memory_path: Path, token_file: Path, changed: dict[str, str], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(memory_path)
+    given = {"upstream": "127.0.0.1:1", "--folder": "relay", "--token-file": "token", **changed}
+    arguments = [given.pop("upstream"), *(word for pair in given.items() for word in pair)]
+    ended = CliRunner().invoke(app, ["relay", *arguments])
+    assert isinstance(ended.exception, ConfigError)
+    assert what in str(ended.exception)
+
+
+def test_a_token_is_read_without_white_space_and_must_be_long_enough(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text(f"  {TOKEN}\n\n")
+    assert read_token(path) == TOKEN
+    for content in (b"short", b"", b"\xff" * 20):
+        path.write_bytes(content)
+        with pytest.raises(RoseError) as error:
+            read_token(path)
+        assert "short" not in str(error.value)
+
+
+def test_addresses() -> None:
+    assert host_and_port("trainer:7070") == ("trainer", 7070)
+    assert host_and_port("[fd00::7]:1") == ("fd00::7", 1)
+    for wrong in ("", "7070", ":7070", "host:", "host:-1", "host:65536", "fd00::7:1", "[]:1", "host:٧"):
+        with pytest.raises(ConfigError):
+            host_and_port(wrong)
