@@ -1,0 +1,132 @@
+"""What arrives is resumed after a kill, kept only with the hash of its key, and tidied away only when unused."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import TransferError
+from rose_transfer.distribution.arrival import Arrival
+from rose_transfer.distribution.shelf import Shelf
+from rose_transfer.store import LostObject, Objects, object_key
+
+CONTENT = bytes(range(256)) * 40
+KEY = object_key(CONTENT)
+
+
+def land(shelf: Shelf, key: str, content: bytes) -> None:
+    arrival = shelf.arrival(key, len(content))
+    arrival.room(len(content))[:] = content
+    arrival.complete_bytes = len(content)
+    arrival.finish()
+
+
+def test_an_arrival_knows_how_far_it_came(memory_path: Path) -> None:
+    path = memory_path / "object"
+    first = Arrival(path, 10_000)
+    assert first.complete_bytes == 0
+    first.room(9_000)[:4_096] = b"x" * 4_096
+    first.complete_bytes = 4_096
+    again = Arrival(path, 10_000)
+    assert again.complete_bytes == 4_096
+    room = again.room(9_000)
+    assert bytes(room[:4_096]) == b"x" * 4_096
+    room[4_096:] = b"y" * (9_000 - 4_096)
+    again.complete_bytes = 9_000
+    again.finish()
+    assert path.read_bytes() == b"x" * 4_096 + b"y" * (9_000 - 4_096)
+
+
+@given(st.binary(max_size=80))
+def test_a_file_that_is_no_arrival_begins_anew(content: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(content)
+        arrival = Arrival(Path(file.name), 100)
+        assert arrival.complete_bytes <= max(0, len(content) - 16)
+
+
+def test_an_object_larger_than_it_may_be_has_no_room(memory_path: Path) -> None:
+    with pytest.raises(TransferError, match="at most 10"):
+        Arrival(memory_path / "object", 10).room(11)
+
+
+def test_an_empty_object_arrives(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    land(shelf, object_key(b""), b"")
+    shelf.take(object_key(b""))
+    assert shelf.objects.read(object_key(b"")) == b""
+
+
+def test_only_what_has_the_hash_of_its_key_is_kept(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    land(shelf, KEY, CONTENT[:-1] + b"?")
+    with pytest.raises(LostObject):
+        shelf.take(KEY)
+    assert not shelf.has(KEY)
+    assert shelf.arrival(KEY, len(CONTENT)).complete_bytes == 0
+    land(shelf, KEY, CONTENT)
+    shelf.take(KEY)
+    assert shelf.has(KEY)
+    assert shelf.objects.read(KEY) == CONTENT
+
+
+def test_what_a_loss_of_power_spoiled_is_not_here(memory_path: Path) -> None:
+    Shelf(memory_path, None).put(CONTENT)
+    path = memory_path / "objects" / KEY
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert not Shelf(memory_path, None).has(KEY)
+
+
+def test_what_lies_beside_is_linked_unless_it_is_damaged(memory_path: Path) -> None:
+    (memory_path / "store").mkdir()
+    beside = Objects(memory_path / "store")
+    beside.put(CONTENT)
+    shelf = Shelf(memory_path / "shelf", beside)
+    assert shelf.has(KEY)
+    assert (memory_path / "shelf" / "objects" / KEY).samefile(memory_path / "store" / KEY)
+    shelf.keep_only(())
+    assert beside.read(KEY) == CONTENT
+    (memory_path / "store" / KEY).write_bytes(b"damaged")
+    assert not shelf.has(KEY)
+    assert not shelf.has(object_key(b"nowhere"))
+
+
+def test_what_is_in_use_is_not_tidied_away(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    for content in (b"used", b"kept", b"neither"):
+        shelf.put(content)
+    for key in (KEY, object_key(b"half")):
+        shelf.arrival(key, 100).room(100)
+    shelf.use(object_key(b"used"))
+    shelf.use(KEY)
+    shelf.keep_only({object_key(b"kept")})
+    assert set(shelf.objects.known()) == {object_key(b"used"), object_key(b"kept")}
+    assert [path.name for path in (memory_path / "arriving").iterdir()] == [KEY]
+    shelf.release()
+    shelf.keep_only(())
+    assert shelf.objects.known() == ()
+    assert list((memory_path / "arriving").iterdir()) == []
+
+
+def test_an_adopted_object_replaces_a_damaged_one_and_counts(memory_path: Path) -> None:
+    (memory_path / "store").mkdir()
+    objects = Objects(memory_path / "store", bytes_max=len(CONTENT) + 10)
+    arrived = memory_path / KEY
+    arrived.write_bytes(CONTENT)
+    objects.adopt(arrived)
+    (memory_path / "store" / KEY).unlink()
+    (memory_path / "store" / KEY).write_bytes(b"damaged")
+    objects.adopt(arrived)
+    objects.adopt(arrived)
+    assert objects.read(KEY) == CONTENT
+    assert objects.used_bytes == len(CONTENT)
+    assert arrived.read_bytes() == CONTENT
+    other = memory_path / object_key(bytes(50))
+    other.write_bytes(bytes(50))
+    with pytest.raises(TransferError, match="no room"):
+        objects.adopt(other)
+    assert objects.used_bytes == len(CONTENT)
