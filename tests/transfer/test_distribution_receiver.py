@@ -55,7 +55,8 @@ def test_nothing_but_what_the_wanted_buckets_need(memory_path: Path) -> None:
                 expected |= {key, found.packing, *(e.key for e in found.buckets if e.bucket_id in wanted)}
             assert set(objects.known()) == expected
             assert fetched.bytes_received == objects.used_bytes
-        assert asked[0] == PACKING
+            await engine.move(receiver, 1)
+        assert asked == [PACKING], "asked once for each packing"
         store.close()
 
     asyncio.run(check())
@@ -75,7 +76,10 @@ def test_what_is_there_is_not_fetched_again(memory_path: Path) -> None:
             receiver.forget(keep=[first])
             assert (await receiver.fetch(None, None, 3, deadline_s=PATIENT)).bytes_received == 0
             receiver.forget()
-            assert list(first.objects_folder.iterdir()) == []
+            assert {path.name for path in first.objects_folder.iterdir()} == {store.packing_key(3)}
+            packing_bytes = store.objects.size_bytes(store.packing_key(3)) or 0
+            anew = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
+            assert anew.bytes_received == first.bytes_received - packing_bytes
         store.close()
 
     asyncio.run(check())

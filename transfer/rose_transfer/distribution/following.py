@@ -35,7 +35,10 @@ class GoalMissing(ObjectMissing):
 
 
 class Following:
-    """Brings to `shelf` what `client` has, until the loop's time is `until`. `received_bytes` counts payload."""
+    """Brings to `shelf` what `client` has, until the loop's time is `until`. `received_bytes` counts payload.
+
+    `chosen` remembers, by the key of a packing, which buckets are wanted of it; `packings` are those that were needed.
+    """
 
     def __init__(
         self,
@@ -44,14 +47,17 @@ class Following:
         *,
         waits: WaitBoard,
         wanted: Wanted | None,
+        chosen: dict[str, frozenset[BucketId]],
         until: float,
     ) -> None:
         self._client = client
         self._shelf = shelf
         self._waits = waits
         self._wanted = wanted
+        self._chosen = chosen
         self._until = until
         self.received_bytes = 0
+        self.packings: set[str] = set()
 
     async def follow(self, ask: WayAsk) -> Way:
         """Have everything here that the answer leads over.
@@ -86,13 +92,19 @@ class Following:
 
     async def _wanted_sizes(self, found: Manifest) -> dict[str, int]:
         """Keys and sizes of the objects that are wanted of a manifest, whose packing is brought."""
+        self.packings.add(found.packing)
         await self._bring(found.packing, None)
         entries = found.buckets
         if self._wanted is not None:
-            described = packing.from_bytes(await self._from_disk(self._shelf.objects.read, found.packing))
-            wanted = frozenset(self._wanted(described))
-            entries = tuple(entry for entry in entries if entry.bucket_id in wanted)
+            chosen = await self._choose(found.packing, self._wanted)
+            entries = tuple(entry for entry in entries if entry.bucket_id in chosen)
         return {entry.key: entry.encoded_bytes for entry in entries}
+
+    async def _choose(self, key: str, wanted: Wanted) -> frozenset[BucketId]:
+        if key not in self._chosen:
+            described = packing.from_bytes(await self._from_disk(self._shelf.objects.read, key))
+            self._chosen[key] = frozenset(wanted(described))
+        return self._chosen[key]
 
     async def _bring_all(self, sizes: Mapping[str, int]) -> None:
         """Some at a time, in their order."""

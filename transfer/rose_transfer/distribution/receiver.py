@@ -36,7 +36,7 @@ from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import log, offers
 from rose_transfer.distribution.way import WayAsk
-from rose_transfer.store import NoRoom, Objects, manifest
+from rose_transfer.store import BucketId, NoRoom, Objects, manifest
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 
 _WAYS_MAX = 5
@@ -83,6 +83,9 @@ class Receiver:
         self._wanted = wanted
         self._watch_s = watch_s
         self._fetching = False
+        # Most versions are packed as the one before, and a packing is large.
+        self._packings: frozenset[str] = frozenset()
+        self._chosen: dict[str, frozenset[BucketId]] = {}
 
     def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
         """The newest version, whenever it is another one than `after` and than the last that was given.
@@ -114,6 +117,7 @@ class Receiver:
             self._shelf,
             waits=self._waits,
             wanted=self._wanted,
+            chosen=self._chosen,
             until=asyncio.get_running_loop().time() + deadline_s,
         )
         attempt = 0
@@ -134,6 +138,9 @@ class Receiver:
                 checked = ask.checked or attempt > 1 or not isinstance(error, ObjectMissing)
                 ask = WayAsk(ask.goal, ask.start, ask.start_fingerprint, secrets.token_hex(16), checked)
             else:
+                if following.packings:
+                    self._packings = frozenset(following.packings)
+                    self._chosen = {key: self._chosen[key] for key in self._packings & self._chosen.keys()}
                 return Fetched(
                     version=way.version,
                     fingerprint=way.fingerprint,
@@ -144,11 +151,11 @@ class Receiver:
                 )
 
     def forget(self, keep: Iterable[Fetched] = ()) -> None:
-        """Remove what was fetched, but for what `keep` is made of and what is being fetched now.
+        """Remove what was fetched, but for what `keep` is made of, the last packing and what is being fetched now.
 
         May be called from a thread; removing files takes milliseconds. Raises TransferError if the disk fails.
         """
-        needed: set[str] = set()
+        needed = set(self._packings)
         for kept in keep:
             for key, _ in kept.steps:
                 needed |= {key, *manifest.from_bytes(self._shelf.objects.read(key)).object_keys()}
