@@ -42,7 +42,7 @@ def test_nothing_but_what_the_wanted_buckets_need(memory_path: Path) -> None:
     async def check() -> None:
         store, history = line(memory_path / "store", 2)
         async with site(memory_path) as here, offered(here, store) as (_, port):
-            receiver, engine = here.receiver(port, wanted=of_this_rank), Engine(of_this_rank)
+            receiver, engine = here.receiver(port, wanted=of_this_rank), Engine(lambda _: wanted)
             fetched = await receiver.fetch(None, None, 2, deadline_s=PATIENT)
             engine.apply(fetched)
             assert {bucket: bits.tobytes() for bucket, bits in engine.bits.items()} == {
