@@ -17,7 +17,8 @@ _SEED = 20
 
 def packing() -> Packing:
     """One parameter fills each bucket."""
-    return pack_whole({f"layer{index}": Parameter((ELEMENTS,), "bfloat16") for index in range(BUCKETS)})
+    parameters = {f"layer{index}": Parameter((ELEMENTS,), "bfloat16") for index in range(BUCKETS)}
+    return pack_whole(parameters, bucket_bytes=2 * ELEMENTS)
 
 
 def first_version() -> list[Bits]:

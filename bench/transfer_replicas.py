@@ -20,14 +20,16 @@ PARAMETERS = {f"layer{index}.weight": Parameter((ROWS, COLUMNS), "bfloat16") for
 
 
 def rank_layout(replica: int, rank: int) -> Layout:
+    """What one rank holds."""
     pieces = []
     tensors = {}
     for name, parameter in PARAMETERS.items():
         box = Box.whole(parameter.shape)
         if len(parameter.shape) == 2:
-            box = Box((rank * ROWS // TP, 0), (ROWS // TP, COLUMNS))
+            rows, columns = parameter.shape
+            box = Box((rank * rows // TP, 0), (rows // TP, columns))
         tensors[name] = LocalTensor(box.sizes, parameter.dtype)
-        strides = (COLUMNS, 1)[-len(box.sizes) :]
+        strides = (box.sizes[-1], 1)[-len(box.sizes) :]
         pieces.append(Piece(name, box, name, 0, strides))
     return Layout(f"engine-{replica} tp {rank}", PARAMETERS, tensors, tuple(pieces))
 

@@ -19,7 +19,7 @@ from bench.transfer_rounds import LINK_BITS_PER_S
 
 REPLICAS = (1, 8)
 VERSIONS = (2, 3, 4)
-STEP_TIMEOUT_S = 120.0
+STEP_TIMEOUT_S = 300.0
 MODULE = "bench.transfer_wan_ends"
 
 

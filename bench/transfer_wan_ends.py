@@ -20,7 +20,7 @@ from rose.waits import WaitBoard
 from rose_transfer.distribution import Receiver, Relay, WeightPublisher
 from rose_transfer.transport.tcp import LOOPBACK, TcpClient, TcpServer
 
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 CHANGED = 0.01
 WATCH_S = 15.0
 
