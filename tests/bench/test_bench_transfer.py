@@ -18,6 +18,7 @@ from bench.transfer_methods import DENSE, METHODS, OURS, MadeObjects
 from bench.transfer_projection import Point, fitted, projected_s
 from bench.transfer_receiver import Receiver
 from bench.transfer_sender import Sender
+from bench.transfer_wan_ends import PublisherEnd, ReceiversEnd, RelayEnd
 from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Parameter, check_destination
 from rose_transfer.store.packing import pack_regions
@@ -91,14 +92,15 @@ def test_a_relay_feeds_two_replicas_of_four_ranks(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     async def check() -> None:
-        publisher, relay, receivers = (role() for role in transfer_wan_ends.ROLES.values())
+        publisher, relay, receivers = PublisherEnd(), RelayEnd(), ReceiversEnd()
         port = await publisher.open(LOOPBACK, TOKEN, 2)
         await receivers.open(await relay.open(LOOPBACK, port, TOKEN), TOKEN, 2)
         joined = await receivers.fetch(1)
         encoded = await publisher.publish(2)
         received = await receivers.fetch(2)
-        for role in (receivers, relay, publisher):
-            await role.close()
+        await receivers.close()
+        await relay.close()
+        await publisher.close()
         assert len(received) == 2 * transfer_replicas.TP
         assert all(0 < one < encoded + 4000 for one in received), "no rank is sent what others hold"
         assert max(received) < min(joined) / 3
