@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 from distribution_tools import PATIENT, Engine, line, offered, site, until
 from store_tools import PACKING, first_weights, moved
+from transport_tools import TOKEN, fetched
 
 from rose.errors import ContractError
+from rose.waits import WaitBoard
 from rose_transfer.distribution import Offer, Receiver
+from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
 from rose_transfer.transport.interface import ObjectMissing, Refused
+from rose_transfer.transport.shared_memory import SharedMemoryClient, SharedMemoryServer
 
 
 def test_from_nothing_then_onwards_then_back(memory_path: Path) -> None:
@@ -180,6 +185,46 @@ def test_one_fetch_at_a_time(memory_path: Path) -> None:
             )
             assert isinstance(both[1], ContractError)
             assert not isinstance(both[0], BaseException)
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_on_one_host_objects_are_handed_over_as_files(memory_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(memory_path / "store", 3)
+        spool, socket_path, waits = memory_path / "spool", memory_path / "transfer.sock", WaitBoard()
+        spool.mkdir()
+        serve = partial(SharedMemoryServer, token=TOKEN, waits=waits, socket_path=socket_path, spool=spool)
+        outlet = Outlet(store, [serve])
+        await outlet.open()
+        client = SharedMemoryClient(socket_path, token=TOKEN, waits=waits)
+        receiver, engine = Receiver(client, memory_path / "engine", waits=waits), Engine()
+        for goal in (1, 3, 2):
+            await engine.move(receiver, goal)
+            assert engine.has(history[goal])
+        assert all(path.name.startswith("way-") for path in spool.iterdir()), "only ways had to be written down"
+        await client.close()
+        await outlet.close()
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_ways_that_take_long_to_make_hold_up_no_object(memory_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(memory_path / "store", 4)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
+            crowd = [(here.receiver(port), Engine()) for _ in range(6)]
+            await asyncio.gather(*(engine.move(receiver, 1) for receiver, engine in crowd))
+            with store._writing:  # as somebody who publishes for long
+                behind = [asyncio.ensure_future(engine.move(receiver, 4)) for receiver, engine in crowd]
+                await until(lambda: sum("to be made" in wait.what for wait in here.waits.snapshot()) == len(crowd))
+                key = store.packing_key(4)
+                assert await fetched(here.client(port), key) == PACKING.to_bytes()
+                assert not any(one.done() for one in behind)
+            assert [len((await one).steps) for one in behind] == [1] * len(crowd), "merged once, for all"
+            assert all(engine.has(history[4]) for _, engine in crowd)
         store.close()
 
     asyncio.run(check())

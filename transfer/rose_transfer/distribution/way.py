@@ -22,13 +22,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rose_transfer.store import canonical
 from rose_transfer.store.canonical import MalformedRecord
-from rose_transfer.store.manifest import Manifest
-from rose_transfer.store.objects import is_key
+
+if TYPE_CHECKING:
+    from rose_transfer.store.manifest import Manifest
 
 LAYOUT = 1
+_HASH = re.compile("[0-9a-f]{64}")
 _NUMBER = "0|[1-9][0-9]{0,18}"
 _ASK = re.compile(rf"(checked-)?way-({_NUMBER})-from-(?:nothing|({_NUMBER})-([0-9a-f]{{64}}))-([0-9a-f]{{32}})")
 
@@ -87,9 +90,9 @@ def from_bytes(data: bytes) -> Way:
         start = value["start"]
         way = Way(
             version=canonical.number(value["version"]),
-            fingerprint=_key(value["fingerprint"]),
+            fingerprint=_hash(value["fingerprint"]),
             start=None if start is None else canonical.number(start),
-            steps=tuple((_key(key), _truth(backwards)) for key, backwards in value["steps"]),
+            steps=tuple((_hash(key), _truth(backwards)) for key, backwards in value["steps"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise canonical.malformed("way", error) from error
@@ -121,9 +124,9 @@ def check_steps(way: Way, held: str | None, manifests: Sequence[Manifest]) -> No
         raise MalformedRecord(f"the way to version {way.version} ends at {at}", expected=way.fingerprint)
 
 
-def _key(value: object) -> str:
+def _hash(value: object) -> str:
     text = canonical.text(value)
-    if not is_key(text):
+    if _HASH.fullmatch(text) is None:
         raise ValueError(f"{text[:80]!r} is not 64 hex digits")
     return text
 
