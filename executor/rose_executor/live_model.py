@@ -21,7 +21,8 @@ from rose_executor.layout_trace import trace_layout
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights
-from rose_transfer.store import Objects, Step, manifest, packing
+from rose_transfer.live.held import held_buckets
+from rose_transfer.store import BucketId, Objects, Packing, Step, manifest, packing
 
 
 class LiveModel:
@@ -45,11 +46,7 @@ class LiveModel:
 
         Raises TransferError if this model cannot be updated in place, or the way is not one to that version of it.
         """
-        if self._layout is None:
-            raise TransferError(
-                f"this model cannot be updated in place: {self._trouble}",
-                to_do="start the engine anew from each version",
-            )
+        layout = self._known_layout()
         refuse_packed(self._model)
         held = Objects(objects)
         steps = [Step(manifest.from_bytes(held.read(key)), backwards) for key, backwards in way]
@@ -60,7 +57,19 @@ class LiveModel:
         keys = {step.manifest.packing for step in steps}
         if len(keys) > 1:
             raise TransferError("the steps of a way pack the model in different ways", to_do="begin anew")
-        return LiveUpdate(self._weights_packed(self._layout, held, keys.pop()), steps, held.read)
+        return LiveUpdate(self._weights_packed(layout, held, keys.pop()), steps, held.read)
+
+    def needs(self, packed: Packing) -> tuple[BucketId, ...]:
+        """The buckets of a packing that this rank holds. Raises TransferError if that does not fit this model."""
+        return tuple(held.bucket.bucket_id for held in held_buckets(packed, self._known_layout()))
+
+    def _known_layout(self) -> Layout:
+        if self._layout is None:
+            raise TransferError(
+                f"this model cannot be updated in place: {self._trouble}",
+                to_do="start the engine anew from each version",
+            )
+        return self._layout
 
     def _weights_packed(self, layout: Layout, held: Objects, key: str) -> LiveWeights:
         """The model's memory by the packing in an object; found once for each packing."""

@@ -1,0 +1,174 @@
+"""ROSE behind vLLM's own interface for weight updates: the backend `rose` of `WeightTransferConfig`.
+
+    llm = LLM(model, weight_transfer_config={"backend": "rose"})
+    llm.init_weight_transfer_engine({"init_info": {"address": "10.0.0.7:7070", "token_file": "token", "folder": "w"}})
+    llm.start_weight_update()
+    llm.update_weights({"update_info": {"version": 7}})     # pulled, verified and staged; nothing has changed yet
+    llm.finish_weight_update(weight_version="7")            # changed in place
+    llm.reset_prefix_cache()                                # vLLM leaves it to the caller, for every backend
+
+Each worker pulls from a publisher or a relay what leads from the version that it holds to the one it is told, only the
+buckets that it needs, into a folder of its own under `folder`, and applies that to its tensors where they lie.
+
+Invariants
+- Whatever fails before `finish_weight_update` leaves every worker at the weights it had, and the engine can go on.
+- Where that fails, the worker has taken its own change back. It raises as long as the version is not in force, and may
+  be called again. vLLM has no call to take other workers back: ROSE's own control socket has.
+- The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged.
+
+The first update brings the whole model, for what the engine was loaded from has no version. Memory: the staged deltas,
+at most 64 MiB of them, and one bucket. Disk: what one update needs, until it is in force; keep `folder` off `/dev/shm`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+
+from rose.errors import TransferError
+from rose.logs import logger
+from rose.waits import WaitBoard
+from rose_executor.live_model import LiveModel, own_rank
+from rose_transfer.distribution import Fetched, Offer, Receiver
+from rose_transfer.live import LiveUpdate
+from rose_transfer.transport.access import client_tls, host_and_port, read_token
+from rose_transfer.transport.tcp import TcpClient
+
+T = TypeVar("T")
+log = logger("weight transfer backend")
+
+
+@dataclass
+class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where weights come from, and where they are put.
+
+    `address` (HOST:PORT) is that of a publisher or a relay, `token_file` has its token; with `ca_file` (PEM) it is
+    spoken to by TLS and trusted by that authority alone. `folder` is for this engine alone.
+    """
+
+    address: str
+    token_file: str
+    folder: str
+    ca_file: str | None = None
+
+
+@dataclass
+class RoseUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
+    """The version to bring the engine to, and how long fetching it may take."""
+
+    version: int
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    update: LiveUpdate
+    fetched: Fetched
+
+
+class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo]):  # type: ignore[misc]
+    """One worker's side.
+
+    `held` is the version in force, None for what the engine was loaded from; `received_bytes` came for the last fetch.
+    """
+
+    init_info_cls = RoseInitInfo
+    update_info_cls = RoseUpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: torch.device, model: torch.nn.Module) -> None:
+        super().__init__(config, vllm_config, device, model)
+        rank = own_rank(self.parallel_config)
+        replica = self.parallel_config.data_parallel_index
+        self._place = f"replica-{replica}-stage-{rank.pp_rank}-rank-{rank.tp_rank}"
+        self._live = LiveModel(model, Path(self.model_config.model), self.model_config.dtype, rank)
+        self._from: RoseInitInfo | None = None
+        self._folder = Path()
+        self._staged: _Staged | None = None
+        self.held: Offer | None = None
+        self.received_bytes = 0
+
+    def init_transfer_engine(self, init_info: RoseInitInfo) -> None:
+        """Raises ConfigError if address, token or certificate cannot be used. Nobody is connected to yet."""
+        host_and_port(init_info.address)
+        read_token(Path(init_info.token_file))
+        if init_info.ca_file is not None:
+            client_tls(Path(init_info.ca_file))
+        self._from = init_info
+        self._folder = Path(init_info.folder) / self._place
+
+    def start_weight_update(self) -> None:
+        """Forget what an update that was given up has staged. Raises TransferError if not initialised."""
+        if self._from is None:
+            raise TransferError("nothing says where weights come from", to_do="call init_weight_transfer_engine first")
+        self._drop()
+
+    def receive_weights(self, update_info: RoseUpdateInfo) -> None:
+        """Fetch a version and stage it. The last one that is told before the update is finished counts.
+
+        Raises TransferError if the version is not kept upstream, was damaged, does not fit this model, or the weights
+        in memory are not those of the version in force; DeadlineExceeded, Refused, NoRoom.
+        """
+        self._drop()
+        fetched = _in_a_thread(self._fetch(update_info))
+        self.received_bytes = fetched.bytes_received
+        if not fetched.steps:
+            return
+        update = self._live.update(fetched.version, fetched.objects_folder, fetched.steps)
+        try:
+            update.stage()
+        except BaseException:
+            update.close()
+            raise
+        self._staged = _Staged(update, fetched)
+
+    @torch.no_grad()
+    def finish_weight_update(self) -> None:
+        """Change the weights. Raises RolledBack if they are the old ones again, or what made that impossible."""
+        if self._staged is None:
+            return
+        fetched = self._staged.fetched
+        self._staged.update.commit()
+        self.held = Offer(fetched.version, fetched.fingerprint)
+        self._drop()
+        shutil.rmtree(self._folder, ignore_errors=True)  # the next update needs none of it; what stays costs room only
+        log.info("new weights are in force", version=fetched.version, bytes_received=fetched.bytes_received)
+
+    def shutdown(self) -> None:
+        self._drop()
+
+    async def _fetch(self, wanted: RoseUpdateInfo) -> Fetched:
+        assert self._from is not None
+        waits = WaitBoard()
+        trusted = None if self._from.ca_file is None else client_tls(Path(self._from.ca_file))
+        token = read_token(Path(self._from.token_file))
+        client = TcpClient(*host_and_port(self._from.address), token=token, waits=waits, tls=trusted)
+        try:
+            receiver = Receiver(client, self._folder, waits=waits, wanted=self._live.needs)
+            number, bits = (None, None) if self.held is None else (self.held.version, self.held.fingerprint)
+            return await receiver.fetch(number, bits, wanted.version, deadline_s=wanted.timeout_s)
+        finally:
+            await client.close()
+
+    def _drop(self) -> None:
+        staged, self._staged = self._staged, None
+        if staged is not None:
+            staged.update.close()
+
+
+def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end in an event loop of its own: the one of this thread, if there is one, is vLLM's."""
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        return thread.submit(asyncio.run, work).result()
