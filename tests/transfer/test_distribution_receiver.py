@@ -15,8 +15,10 @@ from rose.errors import ContractError
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Offer, Receiver
 from rose_transfer.distribution.outlet import Outlet
+from rose_transfer.distribution.way import WayAsk
 from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
 from rose_transfer.transport.interface import ObjectMissing, Refused
+from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.shared_memory import SharedMemoryClient, SharedMemoryServer
 
 
@@ -204,6 +206,9 @@ def test_on_one_host_objects_are_handed_over_as_files(memory_path: Path) -> None
             await engine.move(receiver, goal)
             assert engine.has(history[goal])
         assert all(path.name.startswith("way-") for path in spool.iterdir()), "only ways had to be written down"
+        for number in range(300):
+            await client.fetch(WayAsk(3, None, None, f"{number:032x}").key, MemoryLanding(), deadline_s=PATIENT)
+        assert len(list(spool.iterdir())) == 256, "and of those the oldest go"
         await client.close()
         await outlet.close()
         store.close()

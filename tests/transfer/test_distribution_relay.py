@@ -15,6 +15,7 @@ from rose_transfer.distribution import Offer, Relay
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import Store
 from rose_transfer.store.survey import verify
+from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.tcp import TcpServer
 
 
@@ -256,6 +257,39 @@ def test_two_relays_in_one_folder(memory_path: Path) -> None:
         async with site(memory_path) as here, offered(here, store) as (_, port), here.relay(port):
             with pytest.raises(TransferError, match="another process writes"):
                 Relay(here.client(port), memory_path / "relay", waits=here.waits, serve=[])
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_a_version_that_was_not_made_from_the_newest_one(memory_path: Path) -> None:
+    """The cheapest way onwards leads back first, over a version that the relay never had."""
+
+    async def check() -> None:
+        store, history = line(memory_path / "store", 2, share=0.02)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port):
+            async with here.relay(port) as relay:
+                await has(relay, 2)
+            history[3] = moved(history[1], 0.02, 3)
+            store.publish(3, PACKING, history[3], base=1)
+            assert [step.backwards for step in store.steps(2, 3)] == [True, False]
+            outlet.announce_newest()
+            async with here.relay(port) as relay:
+                await has(relay, 3)
+                assert same(list(relay.store.read(3)), history[3])
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_a_token_that_is_not_accepted_ends_a_relay(memory_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
+            client = here.client(port, token="another token of the tests")
+            async with Relay(client, memory_path / "relay", waits=here.waits, serve=[]) as relay:
+                with pytest.raises(Refused):
+                    await relay.run()
         store.close()
 
     asyncio.run(check())

@@ -167,11 +167,18 @@ class WeightPublisher:
             log.warning("old versions stay", why=str(error))
 
     async def _retired(self) -> None:
-        if self._retiring is not None:
-            ended = asyncio.wait([self._retiring])
+        """Wait for what is being retired. Raises what went wrong there that should not."""
+        retiring = self._retiring
+        if retiring is not None:
             await self._waits.within(
-                ended, "end of retiring old versions", "the weight store", _WRITE_S, boundary="transfer"
+                asyncio.wait([retiring]),
+                "end of retiring old versions",
+                "the weight store",
+                _WRITE_S,
+                boundary="transfer",
             )
+            self._retiring = None
+            retiring.result()
 
     async def _close(self) -> None:
         try:

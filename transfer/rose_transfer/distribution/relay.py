@@ -55,9 +55,10 @@ class Relayed:
 class Relay:
     """The relay of `folder`, while used as an asynchronous context manager: it serves what it has; `run` follows.
 
-    `client` is connected to the upstream, and stays the caller's to close. The last `keep` versions stay; objects
-    together take at most `bytes_max` bytes of disk, at least three times the model, None for no limit. `on_version` is
-    told of every new version. See `Receiver` for `watch_s`. From one event loop.
+    `client` is connected to the upstream, and stays the caller's to close. The last `keep` versions stay; the objects
+    of the store take at most `bytes_max` bytes of disk, at least three times the model, None for no limit; what is on
+    its way takes some more. `on_version` is told of every new version. See `Receiver` for `watch_s`. From one event
+    loop.
 
     Raises TransferError if another process writes in the folder.
     """
