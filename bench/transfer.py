@@ -1,11 +1,12 @@
 """The weight transfer, side by side with what others do: seconds on a slow link, bytes, and what a real model costs.
 
-One run is one interleaved round of every part. Parts, to be chosen with --only:
+One run is one interleaved round of every part; those whose figures do not change take part in the first run alone.
+Parts, to be chosen with --only:
 
     link     512 MiB over 1 Gb/s between two network namespaces: see `transfer_rounds`; needs root
     wan      bytes on that link for one and for eight receivers behind it: see `transfer_wan`; needs root
-    codec    one bucket, one core: see `codec`; on pairs of versions from training once, in the first run
-    smollm   a real model's optimiser steps: see `smollm`; once, in the first run; needs a package from PyPI
+    codec    one bucket, one core, and pairs of versions from training: see `codec`
+    smollm   a real model's optimiser steps: see `smollm`; needs a package from PyPI
 
 `projected_*` are no measurements: see `transfer_projection`. `projection_error` is how far that model is off at 1 %,
 having been fitted at 0.3 and 3 %.
@@ -14,6 +15,8 @@ having been fitted at 0.3 and 3 %.
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from bench import codec, smollm_package
 from bench.link import link_missing
@@ -24,7 +27,6 @@ from bench.transfer_model import BUCKETS, MODEL_BYTES
 from bench.transfer_projection import Costs, Point, fitted, projected_s
 from bench.transfer_rounds import LINK_BITS_PER_S, link_bytes_per_s, one_round
 
-PARTS = ("link", "wan", "codec", "smollm")
 NAMED = {"dense": "dense", "xor_zstd": "xor_zstd", "index32": "idx32", "gap_xor_zstd": "gap_xor_zstd", "gloo": "gloo"}
 """Sides by the name that the headline has for them, at 1 %."""
 
@@ -32,48 +34,31 @@ SMOLLM_RATES = ("1e-6", "1e-5")
 LARGER = {"8b_10gbps": (16.06e9, 10e9, 8), "235b_100gbps": (470e9, 100e9, 64)}
 """Bytes of weights, bits per second and cores at each end."""
 
-FIGURES = {
-    "link": (
-        *(f"vs_{name}" for name in NAMED.values()),
-        "s_rose_1pct",
-        "s_dense",
-        "projection_error",
-        *(f"projected_{name}_s" for name in LARGER),
-    ),
-    "wan": ("wan_bytes_1_replica", "wan_bytes_8_replicas", "wan_bytes_ratio", "bytes_per_receiver_ratio"),
-    "codec": codec.BENCH.headline,
-    "smollm": tuple(f"smollm_bytes_per_changed_{rate}" for rate in SMOLLM_RATES),
-}
-"""Headline figures by the part that they come from."""
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`measure(index)` makes run `index`; `missing` says why it cannot here, empty if it can."""
+
+    headline: Sequence[str]
+    measure: Callable[[int], Run]
+    missing: Callable[[], str]
+    first_run_only: bool = False
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument(
-        "--only", type=_parts, default=PARTS, metavar="PART,...", help=f"measure these parts alone: {', '.join(PARTS)}"
-    )
+def measure_wan(index: int) -> Run:
+    from bench.transfer_wan import wan_figures  # imports torch, as the next one does
+
+    return wan_figures()
 
 
-def left_out(arguments: Namespace) -> dict[str, str]:
-    return {figure: why for part in PARTS if (why := _missing(part, arguments)) for figure in FIGURES[part]}
+def measure_codec(index: int) -> Run:
+    return codec.measure(Namespace(skip_rl=index > 0), index)
 
 
-def measure(arguments: Namespace, index: int) -> Run:
-    """One round of every part that was asked for and can be measured here. Raises BenchFailed."""
-    figures: dict[str, float | None] = {}
-    parts = [part for part in PARTS if not _missing(part, arguments)]
-    if "link" in parts:
-        figures |= measure_link(index)
-    if "wan" in parts:
-        from bench.transfer_wan import wan_figures
+def measure_smollm(index: int) -> Run:
+    from bench import smollm
 
-        figures |= wan_figures()
-    if "codec" in parts:
-        figures |= codec.measure(Namespace(skip_rl=index > 0), index)
-    if "smollm" in parts and index == 0:
-        from bench import smollm
-
-        figures |= smollm.figures(SMOLLM_RATES)
-    return figures
+    return smollm.figures(SMOLLM_RATES)
 
 
 def measure_link(index: int) -> dict[str, float | None]:
@@ -114,12 +99,67 @@ def _found(figures: Run, name: str) -> float:
     return value
 
 
-def _missing(part: str, arguments: Namespace) -> str:
-    if part not in arguments.only:
+def _nothing_missing() -> str:
+    return ""
+
+
+PARTS = {
+    "link": Part(
+        (
+            *(f"vs_{name}" for name in NAMED.values()),
+            "s_rose_1pct",
+            "s_dense",
+            "projection_error",
+            *(f"projected_{name}_s" for name in LARGER),
+        ),
+        measure_link,
+        link_missing,
+    ),
+    "wan": Part(
+        ("wan_bytes_1_replica", "wan_bytes_8_replicas", "wan_bytes_ratio", "bytes_per_receiver_ratio"),
+        measure_wan,
+        link_missing,
+        first_run_only=True,
+    ),
+    "codec": Part(codec.BENCH.headline, measure_codec, _nothing_missing),
+    "smollm": Part(
+        tuple(f"smollm_bytes_per_changed_{rate}" for rate in SMOLLM_RATES),
+        measure_smollm,
+        smollm_package.missing,
+        first_run_only=True,
+    ),
+}
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--only",
+        type=_parts,
+        default=tuple(PARTS),
+        metavar="PART,...",
+        help=f"measure these parts alone: {', '.join(PARTS)}",
+    )
+
+
+def left_out(arguments: Namespace) -> dict[str, str]:
+    return {
+        figure: why for name, part in PARTS.items() if (why := _missing(name, arguments)) for figure in part.headline
+    }
+
+
+def measure(arguments: Namespace, index: int) -> Run:
+    """One round of every part that was asked for and can be measured here. Raises BenchFailed."""
+    figures: dict[str, float | None] = {}
+    for name, part in PARTS.items():
+        if not _missing(name, arguments) and not (index and part.first_run_only):
+            figures |= part.measure(index)
+    return figures
+
+
+def _missing(name: str, arguments: Namespace) -> str:
+    if name not in arguments.only:
         return f"left out with --only {','.join(arguments.only)}"
-    if part in ("link", "wan"):
-        return link_missing()
-    return smollm_package.missing() if part == "smollm" else ""
+    return PARTS[name].missing()
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -132,7 +172,7 @@ def _parts(text: str) -> tuple[str, ...]:
 BENCH = Bench(
     name="transfer",
     summary="the weight transfer over a slow link, beside what others do; bytes per changed weight; codec speed",
-    headline=tuple(figure for part in PARTS for figure in FIGURES[part]),
+    headline=tuple(figure for part in PARTS.values() for figure in part.headline),
     targets=(
         Target("vs_dense", ">=", 9),
         Target("vs_xor_zstd", ">=", 2),
