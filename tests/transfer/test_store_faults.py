@@ -495,3 +495,46 @@ def test_many_read_while_versions_come_and_go(tmp_path: Path) -> None:
         thread.join(30)
     assert wrong == []
     assert len(ended) == len(threads)
+
+
+def test_a_closed_store_writes_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    history = publish_line(store, 3, share=0.02)
+    (step,) = store.steps(2, 3)
+    store.close()
+    before = whole_files(store.folder)
+    writes: tuple[Callable[[], object], ...] = (
+        lambda: store.publish(4, PACKING, history[3]),
+        lambda: store.delta(None, 3),
+        lambda: store.retire(1),
+        lambda: store.receive(step.manifest).__enter__(),
+        store.clear,
+    )
+    for write in writes:
+        with pytest.raises(TransferError, match="was closed"):
+            write()
+    assert whole_files(store.folder) == before
+
+
+def test_a_cleared_store_begins_anew_with_any_number(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    publish_line(store, 3, share=0.02)
+    store.clear()
+    assert whole_files(store.folder) == set()
+    assert (store.versions(), store.newest, store.objects.used_bytes) == ((), None, 0)
+    history = {1: first_weights(9)}
+    store.publish(1, PACKING, history[1])
+    check(store, history)
+
+
+def test_a_store_knows_the_bits_of_versions_that_are_kept_or_passed_through(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    publish_line(store, 3, share=0.02)
+    bits = {version: store.fingerprint(version) for version in store.versions()}
+    store.retire(1)
+    assert 1 not in store.versions()
+    assert all(store.holds(version, whole) for version, whole in bits.items())
+    assert not store.holds(2, bits[3])
+    assert not store.holds(4, bits[3])
+    store.retire(2)
+    assert not store.holds(2, bits[2]), "bypassed by then"

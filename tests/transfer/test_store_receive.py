@@ -100,7 +100,6 @@ def test_another_version_of_the_same_number(source: Store, relay: Store, history
     relay.publish(2, PACKING, first_weights(77))
     before = whole_files(relay.folder)
     source.collect(2)
-    source.close()
     for manifest in source.manifests():
         if manifest.base is not None:
             with pytest.raises(TransferError, match=r"other bits|not here"):

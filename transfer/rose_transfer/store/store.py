@@ -62,7 +62,7 @@ class Store(StoreWriter):
         Raises TransferError if the number is not a new highest one, NoRoom if disk or limit are too small, ValueError
         if the buckets are not those of the packing; nothing of the version is left then.
         """
-        with self._writing:
+        with self._alone():
             if self.newest is not None and version <= self.newest:
                 raise TransferError(f"version {version} comes after {self.newest}", expected="numbers that rise")
             held = self._take_held(base, packing)
@@ -82,7 +82,7 @@ class Store(StoreWriter):
         steps = self.steps(start, goal)
         if len(steps) < 2 and (start is None or not _anew(steps)):
             return steps
-        with self._writing:
+        with self._alone():
             onwards = None if start is None else chain.find_route(self.links(), start, goal)
             self._merge_all(chain.runs(onwards or ()))
             if _anew(self.steps(start, goal)):
@@ -100,14 +100,14 @@ class Store(StoreWriter):
         Raises TransferError if an object is missing or another one than the manifest says, if the base is not here, or
         if base or version are here with other bits; nothing of it is left then.
         """
-        with self._writing:
+        with self._alone():
             self._incoming = (*self._incoming, incoming)
         try:
             yield tuple(sorted(key for key in incoming.object_keys() if not self.objects.has(key)))
-            with self._writing:
+            with self._alone():
                 self._take_over(incoming)
         finally:
-            with self._writing:
+            with self._alone():
                 waiting = list(self._incoming)
                 waiting.remove(incoming)
                 self._incoming = tuple(waiting)
@@ -130,7 +130,7 @@ class Store(StoreWriter):
         """
         if self.newest in versions:
             raise ValueError(f"version {self.newest} is the newest, and stays")
-        with self._writing:
+        with self._alone():
             self._remove_marks(*versions)
             self._remove_unneeded()
             newest = self.newest
@@ -144,9 +144,17 @@ class Store(StoreWriter):
         with self._writing:
             super().close()
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Write, alone. Raises TransferError if the store was closed: the folder may be another's by now."""
+        with self._writing:
+            if self.closed:
+                raise TransferError(f"the store in {self.folder} was closed", to_do="open it again")
+            yield
+
     def clear(self) -> None:
         """Remove every version: what comes next is of another lineage, whose numbers may be lower."""
-        with self._writing:
+        with self._alone():
             self._held = None
             self._remove_marks(*self.versions())
             self._remove_unneeded()

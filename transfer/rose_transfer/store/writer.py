@@ -54,9 +54,13 @@ class StoreWriter(StoreReader):
 
     def close(self) -> None:
         """Let another process write. What is stored stays."""
-        if self._lock >= 0:
+        if not self.closed:
             os.close(self._lock)
             self._lock = -1
+
+    @property
+    def closed(self) -> bool:
+        return self._lock < 0
 
     def leave_out(self, damaged: Manifest, why: str) -> None:
         super().leave_out(damaged, why)
