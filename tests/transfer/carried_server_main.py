@@ -18,9 +18,8 @@ from rose_transfer.transport.rdma import RdmaLender
 
 
 class Mortal(Memory):
-    """At its read number `at` it sends itself `signal_`."""
+    """At its 20th read it sends itself `signal_`."""
 
-    at = -1
     signal_ = signal.SIGKILL
 
     def open(self, key: str) -> ReadableObject:
@@ -29,7 +28,7 @@ class Mortal(Memory):
 
 class MortalObject(MemoryObject):
     def read_at(self, offset: int, length: int) -> bytes:
-        if len(self.memory.read) == Mortal.at:
+        if len(self.memory.read) == 20:
             os.kill(os.getpid(), Mortal.signal_)
         return super().read_at(offset, length)
 
@@ -45,15 +44,14 @@ def lender_of(path: str, waits: WaitBoard) -> Lender:
     return RdmaLender(NixlAgent(), waits=waits)
 
 
-async def main(path: str, port: int, at: int, signal_: int) -> None:
-    Mortal.at, Mortal.signal_ = at, signal.Signals(signal_)
+async def main(path: str, signal_: int) -> None:
+    Mortal.signal_ = signal.Signals(signal_)
     waits = WaitBoard()
     server = CarriedServer(
         Mortal(dict(OBJECTS)),
         lender=lender_of(path, waits),
         token=TOKEN,
         waits=waits,
-        port=port,
         limits=QUICK_SERVER,
     )
     await server.start()
@@ -62,4 +60,4 @@ async def main(path: str, port: int, at: int, signal_: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))
+    asyncio.run(main(sys.argv[1], int(sys.argv[2])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import os
@@ -13,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transport_tools import QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running
+from transport_tools import OBJECTS, QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running, until
 
 from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedClient, CarriedServer
@@ -23,13 +24,14 @@ from rose_transfer.transport.collective import Collective, CollectiveBorrower, C
 from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ObjectSource
+from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
 from rose_transfer.transport.server_session import ServerLimits
 
-# A communicator is made for each connection, by threads: few connections, and time to make them.
-PAIRING_CLIENT = replace(QUICK_CLIENT, streams=1, stall_s=10.0)
-PAIRING_SERVER = replace(QUICK_SERVER, stall_s=10.0)
+# Threads hand pieces on, and make a communicator for each connection: few connections, and time for them.
+CARRIED_CLIENT = replace(QUICK_CLIENT, streams=1, stall_s=10.0)
+CARRIED_SERVER = replace(QUICK_SERVER, stall_s=10.0)
 UCX_PATHS = {"tcp": "tcp", "shared memory": "shm,cma,tcp"}
 
 
@@ -55,28 +57,35 @@ def nixl_agents(path: str) -> tuple[NixlAgent, NixlAgent]:
 
 @asynccontextmanager
 async def rdma_pair(
-    source: ObjectSource, path: str, *, limits: ServerLimits = QUICK_SERVER, slots: int = 16
+    source: ObjectSource, path: str, *, limits: ServerLimits = CARRIED_SERVER, slots: int = 16, port: int = 0
 ) -> AsyncIterator[Pair]:
     lending, borrowing = nixl_agents(path)
     waits = WaitBoard()
     lender = RdmaLender(lending, waits=waits, slots=slots)
-    async with carried_pair(source, lender, lambda: RdmaBorrower(borrowing), waits, limits, QUICK_CLIENT) as pair:
+    async with carried_pair(source, lender, lambda: RdmaBorrower(borrowing), waits, limits, port) as pair:
         yield pair
     assert lender.free_slots == slots
 
 
-def gloo_pair(source: ObjectSource, *, limits: ServerLimits = PAIRING_SERVER) -> AbstractAsyncContextManager[Pair]:
-    return collective_pair(source, GlooCollective(), GlooCollective(), limits=limits)
+def gloo_pair(
+    source: ObjectSource, *, limits: ServerLimits = CARRIED_SERVER, port: int = 0
+) -> AbstractAsyncContextManager[Pair]:
+    return collective_pair(source, GlooCollective(), GlooCollective(), limits=limits, port=port)
 
 
 @asynccontextmanager
 async def collective_pair(
-    source: ObjectSource, lending: Collective, borrowing: Collective, *, limits: ServerLimits = PAIRING_SERVER
+    source: ObjectSource,
+    lending: Collective,
+    borrowing: Collective,
+    *,
+    limits: ServerLimits = CARRIED_SERVER,
+    port: int = 0,
 ) -> AsyncIterator[Pair]:
     waits = WaitBoard()
     lender = CollectiveLender(lending, waits=waits, stall_s=limits.stall_s)
     borrower = CollectiveBorrower(borrowing)
-    async with carried_pair(source, lender, lambda: borrower, waits, limits, PAIRING_CLIENT) as pair:
+    async with carried_pair(source, lender, lambda: borrower, waits, limits, port) as pair:
         yield pair
 
 
@@ -87,12 +96,12 @@ async def carried_pair(
     borrower: Callable[[], Borrower],
     waits: WaitBoard,
     limits: ServerLimits,
-    client_limits: ClientLimits,
+    port: int,
 ) -> AsyncIterator[Pair]:
-    server = CarriedServer(source, lender=lender, token=TOKEN, waits=waits, limits=limits)
+    server = CarriedServer(source, lender=lender, token=TOKEN, waits=waits, port=port, limits=limits)
     clients: list[StreamClient] = []
 
-    def connect(token: str = TOKEN, limits: ClientLimits = client_limits, port: int | None = None) -> StreamClient:
+    def connect(token: str = TOKEN, limits: ClientLimits = CARRIED_CLIENT, port: int | None = None) -> StreamClient:
         client = CarriedClient(
             "127.0.0.1", port or server.port, borrower=borrower(), token=token, waits=waits, limits=limits
         )
@@ -103,17 +112,30 @@ async def carried_pair(
         yield pair
 
 
-def start_carried(
-    path: str, port: int, at: int, signal_: int, env: dict[str, str] | None = None
-) -> tuple[subprocess.Popen[str], int]:
-    """A server of OBJECTS in a process of its own, which sends itself `signal_` at read number `at`; and its port."""
+def start_carried(path: str, signal_: int, env: dict[str, str] | None = None) -> tuple[subprocess.Popen[str], int]:
+    """A server of OBJECTS in a process of its own, and its port; it sends itself `signal_` at its 20th read."""
     folders = [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
     main = Path(__file__).with_name("carried_server_main.py")
     process = subprocess.Popen(
-        [sys.executable, str(main), path, str(port), str(at), str(int(signal_))],
+        [sys.executable, str(main), path, str(int(signal_))],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})},
     )
     assert process.stdout is not None
     return process, int(process.stdout.readline())
+
+
+async def goes_on_after_a_kill(
+    process: subprocess.Popen[str], client: StreamClient, successor: AbstractAsyncContextManager[Pair]
+) -> None:
+    """Kill the server in the middle of a fetch; `successor` serves at its port, and the fetch ends well."""
+    buffer = bytearray(len(OBJECTS["long"]))
+    fetch = asyncio.ensure_future(client.fetch("long", MemoryLanding(buffer), deadline_s=60))
+    await until(lambda: any(buffer))
+    process.kill()
+    await asyncio.to_thread(process.wait, 30)
+    assert not fetch.done()
+    async with successor:
+        await fetch
+        assert buffer == OBJECTS["long"]

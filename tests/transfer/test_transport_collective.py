@@ -11,7 +11,14 @@ from random import Random
 
 import pytest
 import torch.distributed
-from carried_tools import PAIRING_CLIENT, PAIRING_SERVER, collective_pair, gloo_pair, start_carried
+from carried_tools import (
+    CARRIED_CLIENT,
+    CARRIED_SERVER,
+    collective_pair,
+    gloo_pair,
+    goes_on_after_a_kill,
+    start_carried,
+)
 from frame_proxy import FrameProxy, Meddle
 from test_transport_faults import Stranger
 from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, until
@@ -26,7 +33,7 @@ from rose_transfer.transport.messages import Get, Lent, Offer
 from rose_transfer.transport.nccl_collective import NcclCollective
 
 THREE_PIECES = {"three": Random(6).randbytes(3 * PIECE - 7)}
-IMPATIENT = replace(PAIRING_CLIENT, stall_s=1.0, retry_s=0.1, retry_s_max=0.2)
+IMPATIENT = replace(CARRIED_CLIENT, stall_s=1.0, retry_s=0.1, retry_s_max=0.2)
 
 
 async def meddled(meddle: Meddle) -> int:
@@ -48,35 +55,16 @@ def client_of(port: int) -> CarriedClient:
     return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=IMPATIENT)
 
 
-def test_a_killed_server_comes_back_and_the_fetch_goes_on() -> None:
+def test_a_server_that_freezes_thaws_and_dies_holds_nobody_and_the_fetch_goes_on() -> None:
     async def check() -> None:
-        process, port = start_carried("gloo", 0, 20, signal.SIGKILL)
-        client = client_of(port)
-        try:
-            landing = MemoryLanding()
-            fetch = asyncio.ensure_future(client.fetch("long", landing, deadline_s=60))
-            assert await asyncio.to_thread(process.wait, 30) == -signal.SIGKILL
-            assert not fetch.done()
-            process, _ = await asyncio.to_thread(start_carried, "gloo", port, -1, signal.SIGKILL)
-            await fetch
-            assert landing.bytes_view == OBJECTS["long"]
-        finally:
-            await client.close()
-            process.kill()
-            process.wait(10)
-
-    asyncio.run(check())
-
-
-def test_a_server_that_freezes_holds_nobody_and_the_fetch_goes_on_when_it_thaws() -> None:
-    async def check() -> None:
-        process, port = start_carried("gloo", 0, 20, signal.SIGSTOP)
+        process, port = start_carried("gloo", signal.SIGSTOP)
         client = client_of(port)
         try:
             with pytest.raises(DeadlineExceeded, match="long"):
                 await client.fetch("long", MemoryLanding(), deadline_s=2 * IMPATIENT.stall_s)
             process.send_signal(signal.SIGCONT)
             assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
+            await goes_on_after_a_kill(process, client, gloo_pair(Memory(), port=port))
         finally:
             await client.close()
             process.kill()
@@ -87,7 +75,7 @@ def test_a_server_that_freezes_holds_nobody_and_the_fetch_goes_on_when_it_thaws(
 
 def test_a_peer_that_never_joins_its_pair_is_dropped_and_its_thread_ends() -> None:
     async def check() -> None:
-        limits = replace(PAIRING_SERVER, stall_s=0.5)
+        limits = replace(CARRIED_SERVER, stall_s=0.5)
         async with gloo_pair(Memory(), limits=limits) as pair:
             stranger = await Stranger.greeted(pair.server.port)
             stranger.say(Get(1, "long", 0, PIECE))

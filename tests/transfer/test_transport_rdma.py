@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from carried_tools import UCX_PATHS, need_nixl, nixl_agents, rdma_pair, start_carried
+from carried_tools import UCX_PATHS, goes_on_after_a_kill, need_nixl, nixl_agents, rdma_pair, start_carried
 from frame_proxy import HOLD, FrameProxy, Meddle
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, tcp_pair, until
+from transport_tools import OBJECTS, PIECE, QUICK_SERVER, TOKEN, Memory, fetched, tcp_pair, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
@@ -23,7 +23,6 @@ from rose_transfer.transport.landing import FileLanding, MemoryLanding
 from rose_transfer.transport.messages import Get, Lent, Offer
 from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
-from rose_transfer.transport.server_session import ServerLimits
 
 SIX_PIECES = {"six": Random(6).randbytes(6 * PIECE - 7)}
 TWO_STREAMS = ClientLimits(
@@ -70,59 +69,34 @@ def test_every_frame_is_corrupted_repeated_and_held_back_once() -> None:
         asyncio.run(meddled(lambda number, frame, spoiled=spoiled: HOLD if number == spoiled else frame))
 
 
-def env_of(path: str) -> dict[str, str]:
-    return {"UCX_TLS": UCX_PATHS[path]}
-
-
-def client_of(path: str, port: int, waits: WaitBoard) -> CarriedClient:
+def client_of(path: str, port: int) -> CarriedClient:
     borrower = RdmaBorrower(nixl_agents(path)[1])
-    return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=waits, limits=PATIENT)
+    return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=PATIENT)
 
 
 @pytest.mark.parametrize("path", UCX_PATHS)
-def test_a_killed_server_comes_back_and_the_fetch_goes_on(path: str) -> None:
+def test_a_server_that_freezes_thaws_and_dies_holds_nobody_and_the_fetch_goes_on(path: str) -> None:
     async def check() -> None:
-        process, port = start_carried("rdma", 0, 20, signal.SIGKILL, env_of(path))
-        client = client_of(path, port, WaitBoard())
-        try:
-            landing = MemoryLanding()
-            fetch = asyncio.ensure_future(client.fetch("long", landing, deadline_s=60))
-            assert await asyncio.to_thread(process.wait, 30) == -signal.SIGKILL
-            assert not fetch.done()
-            process, _ = await asyncio.to_thread(start_carried, "rdma", port, -1, signal.SIGKILL, env_of(path))
-            await fetch
-            assert landing.bytes_view == OBJECTS["long"]
-        finally:
-            await client.close()
-            process.kill()
-            process.wait(10)
-
-    asyncio.run(check())
-
-
-def test_a_server_that_freezes_costs_its_connections_and_the_fetch_goes_on_when_it_thaws() -> None:
-    async def check() -> None:
-        process, port = start_carried("rdma", 0, 20, signal.SIGSTOP, env_of("tcp"))
-        waits = WaitBoard()
-        client = client_of("tcp", port, waits)
+        process, port = start_carried("rdma", signal.SIGSTOP, {"UCX_TLS": UCX_PATHS[path]})
+        client = client_of(path, port)
         try:
             with pytest.raises(DeadlineExceeded, match="long"):
-                await client.fetch("long", MemoryLanding(), deadline_s=3 * PATIENT.stall_s)
+                await client.fetch("long", MemoryLanding(), deadline_s=2 * PATIENT.stall_s)
             process.send_signal(signal.SIGCONT)
             assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
-            await until(lambda: nixl_agents("tcp")[1].given_up == 0)
+            await goes_on_after_a_kill(process, client, rdma_pair(Memory(), path, port=port))
+            await until(lambda: nixl_agents(path)[1].given_up == 0)
         finally:
             await client.close()
             process.kill()
             process.wait(10)
-        assert waits.snapshot() == ()
 
     asyncio.run(check())
 
 
 def test_a_peer_that_never_takes_what_it_is_lent_is_dropped_and_its_memory_is_free_again() -> None:
     async def check() -> None:
-        async with rdma_pair(Memory(), "shared memory", slots=2) as pair:
+        async with rdma_pair(Memory(), "shared memory", slots=2, limits=QUICK_SERVER) as pair:
             strangers = [await Stranger.greeted(pair.server.port) for _ in range(2)]
             for stranger in strangers:
                 stranger.say(Get(1, "long", 0, PIECE))
@@ -139,8 +113,7 @@ def test_a_peer_that_never_takes_what_it_is_lent_is_dropped_and_its_memory_is_fr
 
 def test_many_receivers_share_one_slot() -> None:
     async def check() -> None:
-        limits = ServerLimits(hello_s=5.0, stall_s=10.0)
-        async with rdma_pair(Memory(dict(SIX_PIECES)), "shared memory", slots=1, limits=limits) as pair:
+        async with rdma_pair(Memory(dict(SIX_PIECES)), "shared memory", slots=1) as pair:
             came = await asyncio.gather(*(fetched(pair.connect(), "six") for _ in range(8)))
             assert came == [SIX_PIECES["six"]] * 8
 

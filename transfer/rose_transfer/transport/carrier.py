@@ -9,8 +9,8 @@ A *lender* belongs to one server and a *giver* to one of its connections; a *bor
 *taker* to one of its connections.
 
 Invariants
-- A connection has one piece under way on the other path at most; when that goes wrong, the connection is cut, and a
-  new one gets a new giver and a new taker.
+- A connection has a few pieces lent at once, and they are taken one after another in the order in which they were
+  lent. When one goes wrong the connection is cut, and a new one gets a new giver and a new taker.
 - What a taker hands out is not yet checked: the checksum in LENT decides.
 - After `cut` a giver or taker touches nothing that others use, however its peer behaves.
 """
