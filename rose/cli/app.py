@@ -150,7 +150,7 @@ def relay(
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where versions are kept.")],
     token_file: Annotated[Path, typer.Option("--token-file", metavar="FILE", help="File with the shared token.")],
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Serve here.")] = "127.0.0.1:7070",
-    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Versions to keep.")] = 4,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Versions to keep.")] = 16,
     disk_gb: Annotated[
         float | None, typer.Option("--disk-gb", metavar="GB", min=0.001, help="Disk to use at most.")
     ] = None,

@@ -2,7 +2,7 @@
 
     layouts = [...]                                    # of the engines' ranks; none: everybody fetches everything
     serve = [partial(TcpServer, token=token, waits=waits, host="0.0.0.0", port=7070, tls=tls)]
-    async with WeightPublisher(folder, waits=waits, receivers=layouts, serve=serve, keep=4) as publisher:
+    async with WeightPublisher(folder, waits=waits, receivers=layouts, serve=serve) as publisher:
         await publisher.publish(step, model.state_dict())
 
 Invariants
@@ -10,6 +10,7 @@ Invariants
   change as soon as `publish` has returned.
 - What several receivers hold alike is packed once, so the bytes that leave do not grow with replicas.
 - The last `keep` versions and those that are pinned stay; others are retired after each publishing, in the background.
+  Who holds a version that is retired fetches the next one whole.
 
 Memory: the bits of the version published last, one model's size in the published dtypes, and one bucket.
 """
@@ -57,7 +58,7 @@ class WeightPublisher:
         receivers: Iterable[Layout] = (),
         parameters: Mapping[str, Parameter] | None = None,
         serve: Sequence[MakeServer] = (),
-        keep: int = 4,
+        keep: int = 16,
         compress: bool = True,
         bytes_max: int | None = None,
     ) -> None:

@@ -70,7 +70,7 @@ class Relay:
         *,
         waits: WaitBoard,
         serve: Sequence[MakeServer],
-        keep: int = 4,
+        keep: int = 16,
         bytes_max: int | None = None,
         on_version: Callable[[Relayed], None] | None = None,
         watch_s: float = 15.0,
