@@ -16,6 +16,7 @@ from rose_transfer.layout.box import Box
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.store.buckets import unpack
+from rose_transfer.transport.tcp import TcpServer
 
 PARAMETERS = {"embed": Parameter((16, 8), "bfloat16"), "router": Parameter((4, 8), "float32")}
 
@@ -172,5 +173,21 @@ def test_what_cannot_be_published_is_not_offered(memory_path: Path) -> None:
                 assert (await anext(receiver.subscribe())).version == 1
                 await engine.move(receiver, 1, PATIENT)
                 assert (await publisher.publish(2, weights(2))).base == 1
+
+    asyncio.run(check())
+
+
+def test_one_version_is_offered_on_every_transport(memory_path: Path) -> None:
+    async def check() -> None:
+        async with site(memory_path) as here:
+            publisher = WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve(), here.serve()])
+            async with publisher:
+                await publisher.publish(1, weights(1))
+                for server in publisher.servers:
+                    assert isinstance(server, TcpServer)
+                    receiver, engine = here.receiver(server.port), Engine()
+                    assert (await anext(receiver.subscribe())).version == 1
+                    await engine.move(receiver, 1)
+                    assert torch.equal(tensors(engine, publisher.store.packing(1))["router"], weights(1)["router"])
 
     asyncio.run(check())

@@ -293,3 +293,22 @@ def test_a_token_that_is_not_accepted_ends_a_relay(memory_path: Path) -> None:
         store.close()
 
     asyncio.run(check())
+
+
+def test_a_version_that_the_upstream_cannot_give_is_passed_over(memory_path: Path) -> None:
+    async def check() -> None:
+        store, history = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port), here.relay(port) as relay:
+            await has(relay, 1)
+            history[2] = moved(history[1], 0.02, 2)
+            made = store.publish(2, PACKING, history[2], base=1)
+            _spoil(store.folder / "objects" / made.buckets[0].key)
+            outlet.announce_newest()
+            await until(lambda: any("another attempt at version 2" in wait.what for wait in here.waits.snapshot()))
+            assert relay.store.versions() == (1,), "what was there is there"
+            publish_on(store, outlet, history, 3)
+            await has(relay, 3)
+            assert same(list(relay.store.read(3)), history[3])
+        store.close()
+
+    asyncio.run(check())

@@ -66,9 +66,10 @@ class Following:
         TransferError for what is damaged; NoRoom; Refused; DeadlineExceeded.
         """
         way = await self._ask(ask)
+        await self._bring_all({key: None for key, _ in way.steps})
         manifests = [await self._manifest(key) for key, _ in way.steps]
         check_steps(way, ask.start_fingerprint, manifests)
-        sizes: dict[str, int] = {}
+        sizes: dict[str, int | None] = {}
         for found in manifests:
             sizes |= await self._wanted_sizes(found)
         await self._bring_all(sizes)
@@ -87,7 +88,6 @@ class Following:
         return way
 
     async def _manifest(self, key: str) -> Manifest:
-        await self._bring(key, None)
         return manifest.from_bytes(await self._from_disk(self._shelf.objects.read, key))
 
     async def _wanted_sizes(self, found: Manifest) -> dict[str, int]:
@@ -106,8 +106,8 @@ class Following:
             self._chosen[key] = frozenset(wanted(described))
         return self._chosen[key]
 
-    async def _bring_all(self, sizes: Mapping[str, int]) -> None:
-        """Some at a time, in their order."""
+    async def _bring_all(self, sizes: Mapping[str, int | None]) -> None:
+        """Some at a time, in their order; a size saves a round trip where it is known."""
         waiting = iter(sizes.items())
         troubles: list[TransferError] = []
 
