@@ -1,7 +1,7 @@
 """The processes at the ends of the link, and how the bench speaks with them: a question, an answer, one at a time.
 
 A question names a method of the other side's object and has its arguments. A process whose bench is gone ends by
-itself: the connection tells.
+itself: the connection tells. What it writes to temporary folders is removed when it is closed, however it ended.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
@@ -29,11 +30,12 @@ class EndProcess:
     def __init__(self, name: str, end: End, module: str, arguments: Sequence[str] = ()) -> None:
         self.name = name
         self._connection, other = Pipe()
+        self._folder = tempfile.TemporaryDirectory(prefix="rose-bench-")
         command = [sys.executable, "-m", module, str(other.fileno()), *arguments]
         self._process = subprocess.Popen(
             end.command(*command),
             cwd=ROOT,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": end.interface},
+            env=os.environ | {"GLOO_SOCKET_IFNAME": end.interface, "TMPDIR": self._folder.name},
             stdin=subprocess.DEVNULL,
             pass_fds=(other.fileno(),),
         )
@@ -70,6 +72,7 @@ class EndProcess:
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        self._folder.cleanup()
 
     def _failed(self, method: str, why: str) -> BenchFailed:
         return BenchFailed(f"the {self.name} could not {method}: {why}", to_do="see what it printed above")

@@ -23,8 +23,7 @@ class Sender:
     """Answers the bench; times are `time.monotonic()`, which all processes of a machine share."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="rose-bench-store-")
-        self._store = Store(Path(self._folder.name), compress=True)
+        self._store = Store(Path(tempfile.mkdtemp()), compress=True)
         self._packing = transfer_model.packing()
         self._old: list[Bits] = []
         self._new: list[Bits] = []
@@ -77,12 +76,10 @@ class Sender:
             await self._publish(self._old, announced=False)
 
     async def close(self) -> None:
-        """Everything that is on disk is removed."""
         transfer_gloo.leave()
         await self._server.close()
         await self._made_server.close()
         self._store.close()
-        self._folder.cleanup()
 
     async def _publish(self, buckets: list[Bits], announced: bool = True) -> int:
         version = self._version + 1

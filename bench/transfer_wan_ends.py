@@ -28,7 +28,7 @@ WATCH_S = 15.0
 class PublisherEnd:
     def __init__(self) -> None:
         self._opened = AsyncExitStack()
-        self._folder = tempfile.TemporaryDirectory(prefix="rose-bench-publisher-")
+        self._folder = Path(tempfile.mkdtemp())
         self._rng = np.random.default_rng(4)
         self._weights: dict[str, Bits] = {}
 
@@ -36,7 +36,7 @@ class PublisherEnd:
         """Publish version 1; the port."""
         waits = WaitBoard()
         self._publisher = WeightPublisher(
-            Path(self._folder.name),
+            self._folder,
             waits=waits,
             receivers=[rank_layout(replica, rank) for replica in range(replicas) for rank in range(TP)],
             serve=[partial(TcpServer, token=token, waits=waits, host=address)],
@@ -57,7 +57,6 @@ class PublisherEnd:
 
     async def close(self) -> None:
         await self._opened.aclose()
-        self._folder.cleanup()
 
     async def _publish(self, version: int) -> int:
         state = {
@@ -70,7 +69,7 @@ class PublisherEnd:
 class RelayEnd:
     def __init__(self) -> None:
         self._opened = AsyncExitStack()
-        self._folder = tempfile.TemporaryDirectory(prefix="rose-bench-relay-")
+        self._folder = Path(tempfile.mkdtemp())
 
     async def open(self, address: str, port: int, token: str) -> int:
         """The port on this side's loopback."""
@@ -79,7 +78,7 @@ class RelayEnd:
         self._opened.push_async_callback(client.close)
         relay = Relay(
             client,
-            Path(self._folder.name),
+            self._folder,
             waits=waits,
             serve=[partial(TcpServer, token=token, waits=waits)],
             watch_s=WATCH_S,
@@ -94,14 +93,13 @@ class RelayEnd:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
         await self._opened.aclose()
-        self._folder.cleanup()
 
 
 class ReceiversEnd:
     """The ranks of all replicas, each with a client and a folder of its own."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="rose-bench-receivers-")
+        self._folder = Path(tempfile.mkdtemp())
         self._clients: list[TcpClient] = []
         self._receivers: list[Receiver] = []
         self._held: tuple[int | None, str | None] = (None, None)
@@ -111,7 +109,7 @@ class ReceiversEnd:
         for replica in range(replicas):
             for rank in range(TP):
                 client = TcpClient(LOOPBACK, port, token=token, waits=waits)
-                folder = Path(self._folder.name, f"{replica}-{rank}")
+                folder = self._folder / f"{replica}-{rank}"
                 wanted = partial(buckets_of, rank_layout(replica, rank))
                 self._clients.append(client)
                 self._receivers.append(Receiver(client, folder, waits=waits, wanted=wanted, watch_s=WATCH_S))
@@ -128,7 +126,6 @@ class ReceiversEnd:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
-        self._folder.cleanup()
 
     async def _fetch(self, receiver: Receiver, version: int) -> tuple[str, int]:
         async with asyncio.timeout(DEADLINE_S):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 
 from bench.transfer_process import serve
 from rose.errors import TransferError
@@ -18,6 +19,10 @@ class Odd:
 
     async def die(self) -> None:
         os._exit(3)
+
+    async def leave(self) -> str:
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            return file.name
 
     async def hang(self) -> None:
         await asyncio.Event().wait()

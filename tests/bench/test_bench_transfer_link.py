@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -128,3 +129,13 @@ def test_a_process_ends_when_its_bench_is_gone() -> None:
     end._connection.close()
     assert end._process.wait(ANSWER_S) == 0
     end.close()
+
+
+def test_what_a_process_left_in_temporary_folders_is_removed() -> None:
+    end = EndProcess("end", HERE, MODULE)
+    left = Path(end.ask("leave", timeout_s=ANSWER_S))
+    assert left.is_file()
+    with pytest.raises(BenchFailed):
+        end.ask("die", timeout_s=ANSWER_S)
+    end.close()
+    assert not left.exists()
