@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from test_transport_faults import Stranger
 from transport_tools import OBJECTS, QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running, until
 
 from rose.waits import WaitBoard
@@ -25,6 +26,7 @@ from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ObjectSource
 from rose_transfer.transport.landing import MemoryLanding
+from rose_transfer.transport.messages import Busy, Message
 from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
 from rose_transfer.transport.server_session import ServerLimits
@@ -139,3 +141,10 @@ async def goes_on_after_a_kill(
     async with successor:
         await fetch
         assert buffer == OBJECTS["long"]
+
+
+async def heard(stranger: Stranger) -> Message | None:
+    """What the server says next, past its signs of life."""
+    while isinstance(message := await stranger.hear(), Busy):
+        pass
+    return message

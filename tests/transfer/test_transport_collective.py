@@ -17,6 +17,7 @@ from carried_tools import (
     collective_pair,
     gloo_pair,
     goes_on_after_a_kill,
+    heard,
     start_carried,
 )
 from frame_proxy import FrameProxy, Meddle
@@ -79,10 +80,10 @@ def test_a_peer_that_never_joins_its_pair_is_dropped_and_its_thread_ends() -> No
         async with gloo_pair(Memory(), limits=limits) as pair:
             stranger = await Stranger.greeted(pair.server.port)
             stranger.say(Get(1, "long", 0, PIECE))
-            assert isinstance(await stranger.hear(), Offer)
-            assert isinstance(await stranger.hear(), Lent)
+            assert isinstance(await heard(stranger), Offer)
+            assert isinstance(await heard(stranger), Lent)
             assert any(thread.name.startswith("rose-give") for thread in threading.enumerate())
-            assert await stranger.hear() is None
+            assert await heard(stranger) is None
             await until(lambda: not any(thread.name.startswith("rose-give") for thread in threading.enumerate()))
             stranger.writer.close()
 

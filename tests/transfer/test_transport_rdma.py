@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from carried_tools import UCX_PATHS, goes_on_after_a_kill, need_nixl, nixl_agents, rdma_pair, start_carried
+from carried_tools import UCX_PATHS, goes_on_after_a_kill, heard, need_nixl, nixl_agents, rdma_pair, start_carried
 from frame_proxy import HOLD, FrameProxy, Meddle
 from test_transport_faults import Stranger
 from transport_tools import OBJECTS, PIECE, QUICK_SERVER, TOKEN, Memory, fetched, tcp_pair, until
@@ -100,12 +100,12 @@ def test_a_peer_that_never_takes_what_it_is_lent_is_dropped_and_its_memory_is_fr
             strangers = [await Stranger.greeted(pair.server.port) for _ in range(2)]
             for stranger in strangers:
                 stranger.say(Get(1, "long", 0, PIECE))
-                assert isinstance(await stranger.hear(), Offer)
-                assert isinstance(await stranger.hear(), Lent)
+                assert isinstance(await heard(stranger), Offer)
+                assert isinstance(await heard(stranger), Lent)
             # All the memory is lent; who comes next waits until the two are dropped.
             assert await fetched(pair.connect(), "long") == OBJECTS["long"]
             for stranger in strangers:
-                assert await stranger.hear() is None
+                assert await heard(stranger) is None
                 stranger.writer.close()
 
     asyncio.run(check())
