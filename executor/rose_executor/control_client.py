@@ -27,6 +27,8 @@ from rose.errors import (
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.proto.v1.engine_control_pb2_grpc import EngineControlStub
 from rose.waits import WaitBoard
+from rose_transfer.layout.layout import Layout
+from rose_transfer.layout.layout_json import from_json
 
 FAILURE_KEY = "rose-failure-bin"
 _ERRORS: dict[str, type[RoseError]] = {
@@ -38,6 +40,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 20),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
+    # The layout of a large mixture of experts is text of several megabytes.
+    ("grpc.max_receive_message_length", 256 * 2**20),
 )
 
 
@@ -95,6 +99,14 @@ class ControlClient:
             reply.poisoned,
             reply.vllm_version,
         )
+
+    async def layouts(self) -> tuple[Layout, ...]:
+        """How the model lies in the memory of each worker: what a publisher packs for, and a receiver fetches for.
+
+        Raises TransferError if the model cannot be updated in place.
+        """
+        reply = await self._call("layouts", self._stub.Layouts, wire.LayoutsRequest())
+        return tuple(from_json(text) for text in reply.layouts)
 
     async def stage(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> Staged:
         """Read and verify a way to a version beside the live weights.

@@ -58,6 +58,13 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
             vllm_version=self._vllm_version,
         )
 
+    async def Layouts(self, request: Any, context: Any) -> Any:
+        workers = await self._ask(context, "rose_layouts")
+        for worker in workers:
+            if worker["error"]:
+                await fail(context, TransferError(worker["error"]))
+        return wire.LayoutsReply(layouts=[worker["layout"] for worker in workers])
+
     async def StageVersion(self, request: Any, context: Any) -> Any:
         async with self._update:
             way = [(step.manifest, step.backwards) for step in request.way]

@@ -19,7 +19,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-NAMES = ("rose_describe", "rose_loaded", "rose_stage", "rose_staged", "rose_commit", "rose_resume")
+NAMES = ("rose_describe", "rose_layouts", "rose_loaded", "rose_stage", "rose_staged", "rose_commit", "rose_resume")
 
 
 def rose_describe(self: Any) -> dict[str, Any]:
@@ -37,6 +37,12 @@ def rose_loaded(self: Any, version: int) -> None:
     _set_version(self, version)
 
 
+def rose_layouts(self: Any) -> list[dict[str, str]]:
+    """Per worker, what `WeightWorker.rose_layout` says."""
+    result: list[dict[str, str]] = self.collective_rpc("rose_layout")
+    return result
+
+
 def rose_stage(self: Any, version: int, objects: str, way: list[tuple[str, bool]]) -> None:
     """Let every worker begin to read and verify a way to a version beside its live weights."""
     self.collective_rpc("rose_stage", args=(version, objects, way))
@@ -52,7 +58,7 @@ def rose_commit(self: Any, version: int) -> Any:
     """Apply the staged version; return what came of it, or a Future of that while a step is in flight.
 
     That is {"undone": "", "pause_ms", "drain_ms", "load_ms"}; or why all was taken back and the old version goes on.
-    Raises RuntimeError if this version is not staged on every worker (nothing was written), or if the engine is poisoned.
+    Raises RuntimeError if this version is not staged on every worker (nothing was written), or the engine is poisoned.
     """
     staged = self.collective_rpc("rose_staged")
     if any(state is None or state["error"] or state["version"] != version for state in staged):

@@ -41,6 +41,16 @@ class LiveModel:
         except RoseError as error:
             self._trouble = str(error)
 
+    @property
+    def layout(self) -> Layout:
+        """How the model lies in memory. Raises TransferError if it cannot be updated in place."""
+        if self._layout is None:
+            raise TransferError(
+                f"this model cannot be updated in place: {self._trouble}",
+                to_do="start the engine anew from each version",
+            )
+        return self._layout
+
     def update(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> LiveUpdate:
         """The way to `version` as (key of a manifest in the folder `objects`, backwards?), first step first.
 

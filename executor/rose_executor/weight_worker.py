@@ -22,6 +22,7 @@ import torch
 
 from rose.errors import RoseError
 from rose_executor.live_model import LiveModel, own_rank
+from rose_transfer.layout.layout_json import to_json
 from rose_transfer.live import LiveUpdate
 
 
@@ -51,6 +52,13 @@ class WeightWorker:
         config: Any = self.model_config  # type: ignore[attr-defined]
         rank = own_rank(self.parallel_config)  # type: ignore[attr-defined]
         self.rose_model = LiveModel(self.get_model(), Path(config.model), config.dtype, rank)  # type: ignore[attr-defined]
+
+    def rose_layout(self) -> dict[str, str]:
+        """The text of the layout, or an error text."""
+        try:
+            return {"layout": to_json(self.rose_model.layout), "error": ""}
+        except RoseError as error:
+            return {"layout": "", "error": str(error)}
 
     def rose_stage(self, version: int, objects: str, way: Sequence[tuple[str, bool]]) -> None:
         """Begin to stage a way to a version (see `LiveModel.update`); a stage that was not applied is dropped."""

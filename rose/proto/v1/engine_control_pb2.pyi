@@ -31,6 +31,16 @@ class EngineDescription(_message.Message):
     vllm_version: str
     def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., pid: _Optional[int] = ..., http_port: _Optional[int] = ..., weight_version: _Optional[int] = ..., paused: _Optional[bool] = ..., poisoned: _Optional[str] = ..., vllm_version: _Optional[str] = ...) -> None: ...
 
+class LayoutsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LayoutsReply(_message.Message):
+    __slots__ = ("layouts",)
+    LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    layouts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layouts: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class WayStep(_message.Message):
     __slots__ = ("manifest", "backwards")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]

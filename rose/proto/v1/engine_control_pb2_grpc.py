@@ -40,6 +40,11 @@ class EngineControlStub:
                 request_serializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.EngineDescription.FromString,
                 _registered_method=True)
+        self.Layouts = channel.unary_unary(
+                '/rose.v1.EngineControl/Layouts',
+                request_serializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.LayoutsRequest.SerializeToString,
+                response_deserializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.LayoutsReply.FromString,
+                _registered_method=True)
         self.StageVersion = channel.unary_unary(
                 '/rose.v1.EngineControl/StageVersion',
                 request_serializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.StageVersionRequest.SerializeToString,
@@ -68,6 +73,13 @@ class EngineControlServicer:
 
     def Describe(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Layouts(self, request, context):
+        """How the model lies in the memory of each worker.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -106,6 +118,11 @@ def add_EngineControlServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.DescribeRequest.FromString,
                     response_serializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.EngineDescription.SerializeToString,
+            ),
+            'Layouts': grpc.unary_unary_rpc_method_handler(
+                    servicer.Layouts,
+                    request_deserializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.LayoutsRequest.FromString,
+                    response_serializer=rose_dot_proto_dot_v1_dot_engine__control__pb2.LayoutsReply.SerializeToString,
             ),
             'StageVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.StageVersion,
@@ -156,6 +173,33 @@ class EngineControl:
             '/rose.v1.EngineControl/Describe',
             rose_dot_proto_dot_v1_dot_engine__control__pb2.DescribeRequest.SerializeToString,
             rose_dot_proto_dot_v1_dot_engine__control__pb2.EngineDescription.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Layouts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rose.v1.EngineControl/Layouts',
+            rose_dot_proto_dot_v1_dot_engine__control__pb2.LayoutsRequest.SerializeToString,
+            rose_dot_proto_dot_v1_dot_engine__control__pb2.LayoutsReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -4,7 +4,8 @@
 writes that memory, `live_update` stages a way to a version, commits it and can take it back.
 """
 
+from rose_transfer.live.held import wanted_buckets
 from rose_transfer.live.live_update import LiveUpdate, RolledBack
 from rose_transfer.live.live_weights import LiveWeights
 
-__all__ = ["LiveUpdate", "LiveWeights", "RolledBack"]
+__all__ = ["LiveUpdate", "LiveWeights", "RolledBack", "wanted_buckets"]

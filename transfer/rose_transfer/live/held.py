@@ -8,14 +8,14 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rose.errors import TransferError
 from rose_transfer.layout.box import subtract_all
 from rose_transfer.layout.holdings import Region
 from rose_transfer.layout.layout import Layout, Piece
-from rose_transfer.store.packing import Bucket, Packing
+from rose_transfer.store.packing import Bucket, BucketId, Packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ def held_buckets(packing: Packing, layout: Layout) -> tuple[HeldBucket, ...]:
             found.append(HeldBucket(place, bucket, regions))
     _check_complete(found, layout)
     return tuple(found)
+
+
+def wanted_buckets(packing: Packing, layouts: Sequence[Layout]) -> frozenset[BucketId]:
+    """The buckets that ranks with these layouts follow: what a receiver of theirs fetches. Raises as `held_buckets`."""
+    return frozenset(held.bucket.bucket_id for layout in layouts for held in held_buckets(packing, layout))
 
 
 def _parts(region: Region, pieces: list[Piece]) -> tuple[Piece, ...]:

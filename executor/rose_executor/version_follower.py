@@ -1,0 +1,112 @@
+"""Keeps one live engine at the newest version that a publisher, or a relay in the engine's cluster, offers.
+
+Invariants
+- The engine runs one whole version, old or new: what is fetched is applied by its own stage and commit.
+- A version is fetched while the engine generates; what was overtaken meanwhile is skipped.
+- Where the engine turns out not to run what it is taken for, or an update was taken back, the next attempt begins
+  anew; a version that is refused `ATTEMPTS` times is left, and the engine stays on its own, until another is offered.
+
+    receiver = Receiver(client, folder, waits=waits, wanted=await wanted_by(control))
+    await VersionFollower(control, receiver, waits=waits).run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rose.errors import DeadlineExceeded, EngineError, TransferError
+from rose.logs import logger
+from rose_executor.control_client import ControlClient
+from rose_transfer.distribution import Fetched, Offer, Receiver
+from rose_transfer.live import wanted_buckets
+from rose_transfer.store import BucketId, Packing
+from rose_transfer.transport.interface import ObjectMissing, Refused
+
+log = logger("version follower")
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The engine runs `version` now: `bytes_received` came for it, sampling stood still for `pause_ms`."""
+
+    version: int
+    fingerprint: str
+    bytes_received: int
+    pause_ms: float
+
+
+async def wanted_by(control: ControlClient) -> Callable[[Packing], frozenset[BucketId]]:
+    """Which buckets of a packing an engine needs, for its receiver.
+
+    Raises TransferError if the engine cannot be updated in place.
+    """
+    layouts = await control.layouts()
+    return lambda packing: wanted_buckets(packing, layouts)
+
+
+class VersionFollower:
+    """`runs` is the version that the engine was started with, None if that is none of the publisher's.
+
+    `applied` is told of each version that the engine runs.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        receiver: Receiver,
+        *,
+        runs: Offer | None = None,
+        fetch_timeout_s: float = 600.0,
+        applied: Callable[[Followed], None] = lambda followed: None,
+    ) -> None:
+        self._control = control
+        self._receiver = receiver
+        self._runs = runs
+        self._fetch_timeout_s = fetch_timeout_s
+        self._applied = applied
+        self._trusted = True
+
+    @property
+    def runs(self) -> Offer | None:
+        """What the engine runs, as far as is known."""
+        return self._runs
+
+    async def run(self) -> None:
+        """Follow until cancelled. Raises EngineError when the engine is lost or poisoned, Refused for a wrong token."""
+        async for offer in self._receiver.subscribe(after=self._runs):
+            for attempt in range(1, ATTEMPTS + 1):
+                try:
+                    await self._follow(offer)
+                except Refused:
+                    raise
+                except ObjectMissing as error:
+                    log.info("a version was overtaken", version=offer.version, why=error.what)
+                    break
+                except (TransferError, DeadlineExceeded) as error:
+                    if isinstance(error, DeadlineExceeded) and error.boundary == EngineError.boundary:
+                        raise EngineError(f"the engine does not answer: {error.what}") from error
+                    log.warning("a version was refused", version=offer.version, attempt=attempt, why=str(error))
+                else:
+                    break
+
+    async def _follow(self, offer: Offer) -> None:
+        start = self._runs if self._trusted else None
+        fetched = await self._receiver.fetch(
+            None if start is None else start.version,
+            None if start is None else start.fingerprint,
+            offer.version,
+            deadline_s=self._fetch_timeout_s,
+        )
+        self._trusted = False
+        pause_ms = await self._apply(fetched) if fetched.steps else 0.0
+        self._trusted = True
+        self._runs = Offer(fetched.version, fetched.fingerprint)
+        await asyncio.to_thread(self._receiver.forget)
+        self._applied(Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, pause_ms))
+
+    async def _apply(self, fetched: Fetched) -> float:
+        await self._control.stage(fetched.version, fetched.objects_folder, fetched.steps)
+        return (await self._control.commit(fetched.version)).pause_ms

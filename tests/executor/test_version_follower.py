@@ -1,0 +1,201 @@
+"""An engine far from its trainer is kept at the newest version, over a relay, and never between two."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rose.errors import DeadlineExceeded, EngineError, TransferError
+from rose.waits import WaitBoard
+from rose_executor.control_client import Committed, Staged
+from rose_executor.fresh_probe import compare, probe_fresh, probe_live
+from rose_executor.version_follower import ATTEMPTS, Followed, VersionFollower, wanted_by
+from rose_transfer import snapshot
+from rose_transfer.distribution import Fetched, Offer, Receiver, Relay, WeightPublisher
+from rose_transfer.snapshot import WEIGHTS
+from rose_transfer.transport.interface import ObjectMissing, Refused
+from rose_transfer.transport.tcp import TcpClient, TcpServer
+
+pytestmark = pytest.mark.engine
+
+TOKEN = "a token of the test's own"
+PREFIXES = [[(3 + 7 * i + 5 * j) % 90 for j in range(10 + 9 * i)] for i in range(4)]
+Weights = dict[str, torch.Tensor]
+
+
+def client(publisher: Any, waits: WaitBoard) -> TcpClient:
+    return TcpClient("127.0.0.1", publisher.servers[0].port, token=TOKEN, waits=waits)
+
+
+def updated(masters: Weights, seed: int) -> Weights:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator) for name, tensor in masters.items()}
+
+
+def test_an_engine_behind_a_relay_follows_its_trainer(fresh_rig: Any, tmp_path: Path) -> None:
+    """The engine begins with other weights than the publisher's first, follows, and computes as a fresh one."""
+    rig = fresh_rig
+    masters = {name: tensor.float() for name, tensor in load_file(rig.model / WEIGHTS).items()}
+    serve = [partial(TcpServer, token=TOKEN, waits=rig.waits)]
+    followed: asyncio.Queue[Followed] = asyncio.Queue()
+
+    async def prove(version: int, weights: Weights) -> None:
+        news = await asyncio.wait_for(followed.get(), 60)
+        assert news.version == version == rig.engine.page.version
+        folder = snapshot.write(tmp_path / "folders", version, weights, rig.model)
+        fresh = await probe_fresh(
+            rig.warm,
+            folder.path,
+            PREFIXES,
+            work_dir=rig.folder,
+            log_path=rig.folder / "probe.log",
+            waits=rig.waits,
+            max_model_len=512,
+        )
+        live = await probe_live(rig.route(), PREFIXES, request_prefix=f"v{version}")
+        assert compare(live, fresh) <= 1e-4
+
+    async def run() -> None:
+        control = rig.engine.control
+        layouts = await control.layouts()
+        folder = tmp_path / "publisher"
+        async with WeightPublisher(folder, waits=rig.waits, receivers=layouts, serve=serve) as publisher:
+            upstream = client(publisher, rig.waits)
+            async with Relay(upstream, tmp_path / "relay", waits=rig.waits, serve=serve) as relay:
+                near = client(relay, rig.waits)
+                receiver = Receiver(near, tmp_path / "engine", waits=rig.waits, wanted=await wanted_by(control))
+                follower = VersionFollower(control, receiver, applied=followed.put_nowait)
+                tasks = [asyncio.create_task(relay.run()), asyncio.create_task(follower.run())]
+                try:
+                    for version in (1, 2, 5):
+                        weights = updated(masters, version)
+                        await publisher.publish(version, weights)
+                        await prove(version, weights)
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await near.close()
+            await upstream.close()
+
+    rig.run(run())
+
+
+class ScriptedReceiver:
+    """Offers what it is told to; `fetch` notes where it was asked to begin."""
+
+    def __init__(self, offers: list[Offer], trouble: list[Exception | None] | None = None) -> None:
+        self._offers = offers
+        self._trouble = trouble or []
+        self.starts: list[tuple[int | None, str | None, int]] = []
+        self.forgotten = 0
+
+    async def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
+        for offer in self._offers:
+            yield offer
+
+    async def fetch(self, start: int | None, start_fingerprint: str | None, goal: int, *, deadline_s: float) -> Fetched:
+        self.starts.append((start, start_fingerprint, goal))
+        if self._trouble and (error := self._trouble.pop(0)) is not None:
+            raise error
+        return Fetched(goal, f"bits of {goal}", Path("objects"), (("key", False),), True, 10)
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+class ScriptedEngine:
+    """Takes what it is given, but for the first errors in `stage` and `commit`."""
+
+    def __init__(self, stage: list[Exception] | None = None, commit: list[Exception] | None = None) -> None:
+        self._stage, self._commit = stage or [], commit or []
+        self.runs: list[int] = []
+
+    async def stage(self, version: int, objects: Path, way: object) -> Staged:
+        if self._stage:
+            raise self._stage.pop(0)
+        return Staged(10, 1.0)
+
+    async def commit(self, version: int) -> Committed:
+        if self._commit:
+            raise self._commit.pop(0)
+        self.runs.append(version)
+        return Committed(2.0, 1.0)
+
+
+def offer(version: int) -> Offer:
+    return Offer(version, f"bits of {version}")
+
+
+def follow(engine: ScriptedEngine, receiver: ScriptedReceiver, runs: Offer | None = None) -> VersionFollower:
+    follower = VersionFollower(engine, receiver, runs=runs)  # type: ignore[arg-type]
+    asyncio.run(follower.run())
+    return follower
+
+
+def test_each_version_is_fetched_from_the_one_before() -> None:
+    engine, receiver = ScriptedEngine(), ScriptedReceiver([offer(5), offer(7)])
+    follower = follow(engine, receiver, runs=offer(4))
+    assert receiver.starts == [(4, "bits of 4", 5), (5, "bits of 5", 7)]
+    assert engine.runs == [5, 7]
+    assert follower.runs == offer(7)
+    assert receiver.forgotten == 2
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        lambda: ScriptedEngine(stage=[TransferError("other weights than those")]),
+        lambda: ScriptedEngine(commit=[TransferError("taken back")]),
+    ],
+    ids=["stage", "commit"],
+)
+def test_what_the_engine_refuses_is_tried_again_from_nothing(engine: Callable[[], ScriptedEngine]) -> None:
+    made, receiver = engine(), ScriptedReceiver([offer(5), offer(6)])
+    follow(made, receiver, runs=offer(4))
+    assert receiver.starts == [(4, "bits of 4", 5), (None, None, 5), (5, "bits of 5", 6)]
+    assert made.runs == [5, 6]
+
+
+def test_a_version_that_is_always_refused_is_left_for_the_next() -> None:
+    engine = ScriptedEngine(stage=[TransferError("damaged")] * ATTEMPTS)
+    receiver = ScriptedReceiver([offer(5), offer(6)])
+    assert follow(engine, receiver, runs=offer(4)).runs == offer(6)
+    assert engine.runs == [6]
+
+
+def test_an_overtaken_version_is_skipped_and_a_link_that_was_slow_asked_again() -> None:
+    slow = DeadlineExceeded("no object", boundary="transfer")
+    receiver = ScriptedReceiver([offer(5), offer(6)], [ObjectMissing("version 5 is gone"), slow, None])
+    engine = ScriptedEngine()
+    follow(engine, receiver, runs=offer(4))
+    assert receiver.starts == [(4, "bits of 4", 5), (4, "bits of 4", 6), (4, "bits of 4", 6)]
+    assert engine.runs == [6]
+
+
+@pytest.mark.parametrize(
+    ("engine", "receiver", "kind"),
+    [
+        (ScriptedEngine(commit=[EngineError("poisoned")]), ScriptedReceiver([offer(5)]), EngineError),
+        (
+            ScriptedEngine(stage=[DeadlineExceeded("no answer", boundary="engine")]),
+            ScriptedReceiver([offer(5)]),
+            EngineError,
+        ),
+        (ScriptedEngine(), ScriptedReceiver([offer(5)], [Refused("the token is wrong")]), Refused),
+    ],
+    ids=["poisoned", "silent", "token"],
+)
+def test_what_cannot_be_mended_here_ends_the_following(
+    engine: ScriptedEngine, receiver: ScriptedReceiver, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind):
+        follow(engine, receiver)
+    assert engine.runs == []
