@@ -12,6 +12,9 @@
 |---|---|
 | `interface`, `landing` | what every transport does; where bytes are put |
 | `tcp`, `shared_memory` | the transports: across networks; files handed over on one host |
+| `carried`, `carrier` | transports within a cluster: TCP says what and when, the bytes cross on another path |
+| `rdma`, `nixl_agent` | that path by RDMA, through NIXL; imported when used |
+| `collective`, `nccl_collective`, `gloo_collective` | that path by pairs of GPUs, or of CPUs; imported when used |
 | `frames`, `messages`, `auth` (pure) | the wire, what it says, and how both sides prove the token |
 | `server_session`, `client_session` (pure) | who asks whom for what, and what becomes of a cut |
 | `client_events`, `client_state`, `piece_list`, `token_bucket` (pure) | their parts |
