@@ -28,12 +28,13 @@ def _keep_weights_unpacked() -> None:
         return
     import torch
     import vllm.model_executor.layers.utils as layers
-    from vllm.config import get_current_vllm_config
+    from vllm.config import get_current_vllm_config_or_none
 
     dispatch = layers.dispatch_cpu_unquantized_gemm
 
     def dispatch_unless_updated(layer: Any, remove_weight: bool) -> None:
-        chosen = get_current_vllm_config().weight_transfer_config
+        config = get_current_vllm_config_or_none()
+        chosen = None if config is None else config.weight_transfer_config
         if chosen is not None and chosen.backend == BACKEND:
             layer.cpu_linear = torch.nn.functional.linear
         else:

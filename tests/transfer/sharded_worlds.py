@@ -6,13 +6,14 @@ that ended it, or None for one that died.
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import cache
+from contextlib import aclosing, contextmanager
+from functools import cache, partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,17 +29,20 @@ from torch.distributed.tensor.placement_types import Placement
 
 from rose.errors import TransferError
 from rose.waits import WaitBoard
+from rose_transfer.distribution import Receiver, WeightPublisher
 from rose_transfer.layout.export import trace_export
 from rose_transfer.layout.layout import LocalTensor, Parameter
 from rose_transfer.sharded import LostRank, ShardedPublisher, making
 from rose_transfer.sharded.ranks import Ranks
 from rose_transfer.store import Packing, Store
 from rose_transfer.store.packing import pack_whole
+from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 Program = Callable[..., Any]
 Weights = dict[str, torch.Tensor]
-WORLD_DEADLINE_S = 60.0
+WORLD_DEADLINE_S = 100.0
 DIED = "died"
+TOKEN = "0123456789abcdef" * 2
 
 ROWS = 7
 """Odd: no shard of it is even."""
@@ -73,7 +77,14 @@ def _server() -> Any:
     """What the ranks import, most of it late, is imported once."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["numpy.ma", "torch._dynamo", "torch.distributed.fsdp", "rose_transfer.sharded", "rose_transfer.codec.native"]
+        [
+            "numpy.ma",
+            "torch._dynamo",
+            "torch.distributed.fsdp",
+            "rose_transfer.codec.native",
+            "rose_transfer.distribution",
+            "rose_transfer.sharded",
+        ]
     )
     return context
 
@@ -351,3 +362,38 @@ def who_has_a_store(rank: int, group: dist.ProcessGroup, folder: Path) -> list[s
         except ValueError as error:
             told.append(str(error))
     return told
+
+
+def served(rank: int, group: dist.ProcessGroup, folder: Path, versions: int) -> list[tuple[int, list[bytes]]]:
+    """What an engine has after each version that it hears of from the rank with the store."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if rank != 0:
+        with publisher(rank, group, folder, compress=True) as publishing:
+            for version in range(1, versions + 1):
+                publishing.publish(version, _rows(version, mesh))
+        return []
+    return asyncio.run(_serve(group, folder, versions, mesh))
+
+
+async def _serve(
+    group: dist.ProcessGroup, folder: Path, versions: int, mesh: DeviceMesh
+) -> list[tuple[int, list[bytes]]]:
+    from distribution_tools import Engine  # here, for no other program should import all that it does
+
+    waits = WaitBoard()
+    heard = []
+    serve = partial(TcpServer, token=TOKEN, waits=waits)
+    async with WeightPublisher(folder, waits=waits, serve=[serve], keep=2) as serving:
+        publishing = ShardedPublisher(group, PACKING, store=serving.store, compress=True, waits=waits)
+        client = TcpClient("127.0.0.1", serving.servers[0].port, token=TOKEN, waits=waits)
+        receiver = Receiver(client, folder.with_name("fetched"), waits=waits, watch_s=0.5)
+        engine, after = Engine(), None
+        for version in range(1, versions + 1):
+            await asyncio.to_thread(publishing.publish, version, _rows(version, mesh))
+            await serving.offer()
+            async with aclosing(receiver.subscribe(after)) as offers:
+                after = await anext(offers)
+            await engine.move(receiver, after.version)
+            heard.append((after.version, [engine.bits[bucket.bucket_id].tobytes() for bucket in PACKING.buckets]))
+        await client.close()
+    return heard

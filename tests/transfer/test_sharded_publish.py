@@ -113,3 +113,11 @@ def test_only_the_first_rank_has_the_store_and_others_have_no_part(folder: Path)
         "rank 0, and no other, has the store; this is rank 1",
         "this process is not in the group that publishes",
     ]
+
+
+def test_engines_hear_of_what_ranks_published_together(folder: Path) -> None:
+    heard, _ = in_world(2, worlds.served, folder, 3)
+    for version, (told, bits) in enumerate(heard, start=1):
+        assert told == version
+        assert bits == [wanted.tobytes() for wanted in pack(PACKING, weights(version))]
+    assert StoreReader(folder).versions() == (2, 3)

@@ -110,9 +110,13 @@ class WeightPublisher:
         manifest = await self._waits.within(
             work, f"version {version} on disk", "the weight store", _WRITE_S, boundary="transfer"
         )
-        self._outlet.announce_newest()
-        self._retiring = asyncio.create_task(self._retire())
+        self._offer()
         return manifest
+
+    async def offer(self) -> None:
+        """Offer the newest version in `store`, which a `ShardedPublisher` has put there."""
+        await self._retired()
+        self._offer()
 
     def add_receivers(self, layouts: Iterable[Layout]) -> None:
         """Pack for these as well, from the next version on, which is written whole."""
@@ -128,6 +132,10 @@ class WeightPublisher:
     def unpin(self, version: int) -> None:
         """Let a version be retired; at the next publishing, if it is due."""
         self._pinned.discard(version)
+
+    def _offer(self) -> None:
+        self._outlet.announce_newest()
+        self._retiring = asyncio.create_task(self._retire())
 
     def _write(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Manifest:
         """In a thread."""

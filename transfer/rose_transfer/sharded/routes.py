@@ -49,10 +49,12 @@ def make_routes(packing: Packing, layouts: Sequence[Layout], rank: int) -> Route
     for index, bucket in enumerate(packing.buckets):
         owner = owners[index]
         segments = plan(sources, bucket_layout(packing, bucket), near=sources.holders[owner]).segments
-        by_sender = {holder: tuple(s for s in segments if s.holder == holder) for holder in sources.holders}
-        outgoing[index] = by_sender[sources.holders[rank]]
+        by_sender: dict[str, list[Segment]] = {holder: [] for holder in sources.holders}
+        for segment in segments:
+            by_sender[segment.holder].append(segment)
+        outgoing[index] = tuple(by_sender[sources.holders[rank]])
         if owner == rank:
-            incoming[index] = tuple(by_sender.values())
+            incoming[index] = tuple(map(tuple, by_sender.values()))
     return Routes(owners, outgoing, incoming, _rounds(owners, len(layouts)))
 
 
