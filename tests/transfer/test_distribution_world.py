@@ -7,6 +7,7 @@ there, or raises a transfer's error and leaves the engine where it was.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
@@ -32,19 +33,21 @@ class World:
         self.port = free_port()
         self.store = Store(here.folder / "store", compress=True)
         self.outlet = Outlet(self.store, [here.serve(self.port)])
-        self.history: dict[int, list[Bits]] = {}
+        # By fingerprint: a disk that loses the newest version has its number given out again.
+        self.bits: dict[str, list[Bits]] = {}
+        self.goals: list[int] = []
         self.receivers: list[Receiver] = [here.receiver(self.port, f"engine-{n}") for n in range(2)]
         self.engines = [Engine(), Engine()]
         self.jumps = self.failures = 0
 
     async def publish(self) -> None:
-        newest = self.store.newest or 0
-        before = self.history.get(newest)
-        share = self.random.choice((0.01, 0.2, 0.9))
-        bits = first_weights(newest) if before is None else moved(before, share, newest)
+        newest = self.store.newest
+        number = 0 if newest is None else newest
+        before = first_weights(number) if newest is None else self.bits[self.store.fingerprint(newest)]
+        bits = moved(before, self.random.choice((0.01, 0.2, 0.9)), len(self.bits))
         base = self.random.choice([*self.store.versions(), None])
-        self.history[newest + 1] = bits
-        self.store.publish(newest + 1, PACKING, bits, base)
+        self.bits[self.store.publish(number + 1, PACKING, bits, base).fingerprint] = bits
+        self.goals.append(number + 1)
         self.outlet.announce_newest()
 
     async def collect(self) -> None:
@@ -52,7 +55,10 @@ class World:
         self.store.collect(self.random.randint(1, 4), self.random.sample(versions, min(1, len(versions))))
 
     async def damage(self) -> None:
-        path = self.random.choice([*(self.store.folder / "objects").iterdir()])
+        objects = sorted((self.store.folder / "objects").iterdir())
+        if not objects:
+            return
+        path = self.random.choice(objects)
         how = self.random.randrange(3)
         if how == 0:
             path.unlink()
@@ -74,7 +80,7 @@ class World:
 
     async def jump(self) -> None:
         number = self.random.randrange(2)
-        engine, goal = self.engines[number], self.random.choice([*self.history])
+        engine, goal = self.engines[number], self.random.choice(self.goals)
         self.jumps += 1
         try:
             await engine.move(self.receivers[number], goal, PATIENT)
@@ -83,8 +89,8 @@ class World:
 
     def check(self) -> None:
         for engine in self.engines:
-            if engine.version is not None:
-                assert engine.has(self.history[engine.version])
+            if engine.fingerprint is not None:
+                assert engine.has(self.bits[engine.fingerprint])
 
     async def run(self) -> None:
         acts: list[tuple[Callable[[], Awaitable[None]], int]] = [
@@ -101,8 +107,12 @@ class World:
             (act,) = self.random.choices([act for act, _ in acts], [weight for _, weight in acts])
             await act()
             self.check()
-        # Whatever was damaged: the next version is there for everybody.
+        # Whatever was damaged: once somebody has noticed, the next version is there for everybody.
+        for receiver in self.receivers:
+            with contextlib.suppress(TransferError):
+                await receiver.fetch(None, None, self.store.newest or 0, deadline_s=PATIENT)
         await self.publish()
+        await self.collect()
         for receiver, engine in zip(self.receivers, self.engines, strict=True):
             newest = self.store.newest
             assert newest is not None

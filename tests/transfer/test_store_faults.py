@@ -538,3 +538,18 @@ def test_a_store_knows_the_bits_of_versions_that_are_kept_or_passed_through(tmp_
     assert not store.holds(4, bits[3])
     store.retire(2)
     assert not store.holds(2, bits[2]), "bypassed by then"
+
+
+def test_a_version_whose_base_the_disk_has_lost_is_written_whole_from_memory(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    history = publish_line(store, 2, share=0.02)
+    for found in store.manifests():
+        if found.base is None:
+            store.leave_out(found, "its objects are damaged")
+    history[3] = moved(history[2], 0.02, 3)
+    assert store.publish(3, PACKING, history[3], base=2).base == 2
+    with pytest.raises(TransferError, match="no way leads"):
+        store.steps(None, 3)
+    store.collect(1)
+    assert same(list(store.read(3)), history[3])
+    assert verify(store) == ()

@@ -35,6 +35,7 @@ class _Held:
     """Bits of a version in memory, with the hash of each bucket."""
 
     version: int
+    packing: Packing
     buckets: list[Bits]
     hashes: list[int]
 
@@ -180,7 +181,7 @@ class Store(StoreWriter):
     def _take_held(self, base: int | None, packing: Packing) -> _Held:
         """The bits of `base`, which the caller then changes; without buckets if there are none to go on from."""
         held, self._held = self._held, None
-        nothing = _Held(-1, [], [])
+        nothing = _Held(-1, packing, [], [])
         if base is None:
             return nothing
         try:
@@ -195,7 +196,7 @@ class Store(StoreWriter):
         except TransferError as error:
             log.warning("the base cannot be had, and the version is written whole", base=base, why=str(error))
             return nothing
-        return _Held(base, buckets, [bucket_hash(bits) for bits in buckets])
+        return _Held(base, packing, buckets, [bucket_hash(bits) for bits in buckets])
 
     def _write_version(self, version: int, packing: Packing, buckets: Iterable[Bits], held: _Held) -> Manifest:
         """All of a version but its mark; `held` has its bits then."""
@@ -230,10 +231,14 @@ class Store(StoreWriter):
     def _write_whole(self, version: int) -> None:
         """Store a version without a base, where there is room."""
         try:
-            key = self.packing_key(version)
+            # What is in memory is right, also where the disk has lost what led there.
+            held = self._held if self._held is not None and self._held.version == version else None
+            packing = self.packing(version) if held is None else held.packing
+            buckets = self.read(version) if held is None else held.buckets
+            key = self.objects.put(packing.to_bytes())
             entries = tuple(
                 self._store_delta(bucket, overwrite(bits, bucket_hash(bits)), 0)
-                for bucket, bits in zip(self.read_packing(key).buckets, self.read(version), strict=True)
+                for bucket, bits in zip(packing.buckets, buckets, strict=True)
             )
             self._write_manifest(Manifest(version, None, "overwrite", key, entries))
         except TransferError as error:
