@@ -119,7 +119,6 @@ class TokenRoute:
         max_tokens: int,
         temperature: float,
         stop_token_ids: Sequence[int],
-        seed: int | None = None,
         top_logprobs: int = 0,
         on_tokens: Callable[[tuple[int, ...]], None] | None = None,
     ) -> RouteOutput:
@@ -127,8 +126,8 @@ class TokenRoute:
 
         `request_id` must be new to this incarnation: the token page counts by it. `on_tokens` is given the
         new ids of each chunk. Log-probs are natural and of the distribution that was sampled from.
-        Cancelling aborts the request in the engine. On CPU, vLLM 0.32 dies of a `seed` on a prompt that it computes in
-        pieces, so seed short prompts only.
+        Cancelling aborts the request in the engine. There is no seed: vLLM 0.32 on CPU dies of one whose prompt it
+        computes in pieces.
 
         Raises EngineLost if the engine is lost, EngineError if it refuses the request (do not repeat it).
         """
@@ -140,8 +139,6 @@ class TokenRoute:
             "logprobs": top_logprobs,
             "detokenize": False,
         }
-        if seed is not None:
-            parameters["seed"] = seed
         body = {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": parameters, "stream": True}
         received = _Received()
         try:

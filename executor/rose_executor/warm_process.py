@@ -171,7 +171,8 @@ class WarmProcess:
         """
         if self._writer.is_closing():
             # How it ended is known in a moment.
-            await asyncio.wait([self._listener])
+            with self._waits.waiting("news of its end", "warm process", _CLOSE_TIMEOUT_S):
+                await asyncio.wait([self._listener], timeout=_CLOSE_TIMEOUT_S)
         key = next(self._ids)
         reply: asyncio.Future[WarmChild] = asyncio.get_running_loop().create_future()
         self._replies[key] = reply

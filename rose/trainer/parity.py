@@ -19,6 +19,7 @@ from rose.logs import logger
 from rose.trainer.books import Books
 from rose.trainer.publisher import Publisher
 from rose.trainer.recorder import Recorder
+from rose.waits import WaitBoard
 from rose_executor.fresh_probe import ProbeScores, compare, probe_live
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import EngineLost
@@ -26,6 +27,7 @@ from rose_executor.token_route import EngineLost
 log = logger("parity")
 
 _ATTEMPTS = 3
+_END_S = 10.0
 
 
 def probe_prefixes(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -48,6 +50,7 @@ class ParityCheck:
         score_fresh: Callable[[Path, list[list[int]]], Awaitable[ProbeScores]],
         books: Books,
         recorder: Recorder,
+        waits: WaitBoard,
     ) -> None:
         self._prefixes = prefixes
         self._tolerance = tolerance
@@ -56,6 +59,7 @@ class ParityCheck:
         self._score_fresh = score_fresh
         self._books = books
         self._recorder = recorder
+        self._waits = waits
         self._open: asyncio.Task[None] | None = None
 
     async def start(self, version: int) -> None:
@@ -77,7 +81,8 @@ class ParityCheck:
         """Drop the open comparison: the run ends."""
         if self._open is not None:
             self._open.cancel()
-            await asyncio.wait([self._open])
+            with self._waits.waiting("end of the comparison", "fresh engine", _END_S):
+                await asyncio.wait([self._open], timeout=_END_S)
             self._open = None
 
     async def _prove(self, version: int, live: ProbeScores) -> None:

@@ -177,6 +177,7 @@ class Session:
             score_fresh,
             self._books,
             self.recorder,
+            self._waits,
         )
         parts = Parts(
             policy=policy,

@@ -137,7 +137,7 @@ def test_the_request_is_what_was_asked_for() -> None:
         bodies.append(await request.json())
         return await answer(request)
 
-    ask(handle, seed=11, top_logprobs=5)
+    ask(handle, top_logprobs=5)
     assert bodies == [
         {
             "request_id": "r",
@@ -150,7 +150,6 @@ def test_the_request_is_what_was_asked_for() -> None:
                 "ignore_eos": True,
                 "logprobs": 5,
                 "detokenize": False,
-                "seed": 11,
             },
         }
     ]

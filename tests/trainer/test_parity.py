@@ -15,6 +15,7 @@ from rose.errors import ContractError, EngineError
 from rose.ledger import Account
 from rose.trainer.books import Books
 from rose.trainer.parity import ParityCheck, probe_prefixes
+from rose.waits import WaitBoard
 from rose_executor.fresh_probe import ProbeScores
 
 PREFIXES = [[1], [1, 2], [1, 2, 3]]
@@ -63,6 +64,7 @@ class Bench:
                 self._score_fresh,
                 self.books,
                 recorder,  # type: ignore[arg-type]
+                WaitBoard(),
             )
             async with asyncio.timeout(10):
                 await body()
