@@ -159,6 +159,19 @@ def test_a_path_that_fails_on_either_side_costs_its_connection_only() -> None:
     assert refused == [0]
 
 
+def test_a_path_with_a_bug_costs_its_connection_not_the_client() -> None:
+    def stumble(number: int, piece: bytes) -> bytes:
+        if number == 5:
+            raise ValueError("a bug")
+        return piece
+
+    async def check() -> None:
+        async with shelf_pair(Shelf(spoil=stumble)) as pair:
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
 def test_a_fetch_that_is_given_up_while_its_piece_is_taken_is_not_written_to_and_holds_up_nobody() -> None:
     gate = threading.Event()
 

@@ -14,7 +14,7 @@ from frame_proxy import HOLD, FrameProxy, Meddle
 from test_transport_faults import Stranger
 from transport_tools import OBJECTS, PIECE, QUICK_SERVER, TOKEN, Memory, fetched, tcp_pair, until
 
-from rose.errors import DeadlineExceeded, TransferError
+from rose.errors import ContractError, DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedClient
 from rose_transfer.transport.client_state import ClientLimits
@@ -181,6 +181,26 @@ def test_a_place_outside_the_lent_memory_ends_the_read_not_the_process() -> None
         taker.take(Lent(1, 0, 9, 9, 0, 4096), 5.0)
     taker.cut()
     lender.close()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["the lender first", "the borrower first"])
+def test_agents_are_closed_in_any_order_and_are_of_no_more_use(first: int) -> None:
+    async def check() -> None:
+        waits = WaitBoard()
+        lender = RdmaLender(agents[0], waits=waits, slots=1)
+        taker = RdmaBorrower(agents[1]).taker(lender.giver().offer)
+        async with lender.slot(b"ten bytes!") as place:
+            assert await asyncio.to_thread(taker.take, Lent(1, 0, 10, 10, 0, place), 20.0) == b"ten bytes!"
+        taker.cut()
+        lender.close()
+
+    agents = [NixlAgent(), NixlAgent()]
+    asyncio.run(check())
+    agents.pop(first).close()
+    agents[0].close()
+    agents[0].close()
+    with pytest.raises(ContractError, match="closed"):
+        agents[0].register(4096)
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import xxhash
 
@@ -165,7 +166,6 @@ class CarriedClient(TcpClient):
         await super().close()
         # Not waited for: every taker was cut, and ends by itself.
         self._takers.shutdown(wait=False, cancel_futures=True)
-        self._borrower.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +214,7 @@ class _CarriedDialed(Dialed):
         self._lent.append(lent)
         if self._taking is None:
             self._taking = self.lane.loop.create_task(self._take_all(link, self._taker))
+            self._taking.add_done_callback(partial(self._taking_done, link))
 
     async def _take_all(self, link: Link, taker: Taker) -> None:
         try:
@@ -223,6 +224,12 @@ class _CarriedDialed(Dialed):
         except RoseError as error:
             self._break(link, str(error))
         self._taking = None
+
+    def _taking_done(self, link: Link, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # A path that breaks its contract costs its connection, never the client.
+            logger("transfer").error("taking failed", server=self._path.server, error=repr(error))
+            self._break(link, repr(error))
 
     async def _take(self, link: Link, taker: Taker, lent: Lent) -> None:
         path = self._path

@@ -67,7 +67,3 @@ class Borrower(Protocol):
     def taker(self, offer: bytes) -> Taker:
         """Quick. Raises TransferError if the offer is of no use here."""
         ...
-
-    def close(self) -> None:
-        """No taker of it is used any more."""
-        ...

@@ -125,9 +125,6 @@ class CollectiveBorrower:
             raise TransferError("the server offers another path", to_do=f"use {self._collective.name} on both sides")
         return _PairTaker(_End(self._collective, offer[len(magic) :], rank=1))
 
-    def close(self) -> None:
-        """Pairs end with their connections."""
-
 
 class _PairTaker:
     def __init__(self, end: _End) -> None:

@@ -98,9 +98,6 @@ class RdmaBorrower:
             raise TransferError("the server offers another path", to_do="use RDMA on both sides")
         return _RdmaTaker(self._agent, offer[len(_MAGIC) :])
 
-    def close(self) -> None:
-        """The agent is its owner's to close."""
-
 
 class _RdmaTaker:
     def __init__(self, agent: NixlAgent, metadata: bytes) -> None:
