@@ -23,31 +23,46 @@ TARGET static inline void NAME(fetch)(const ELEM *old, const ELEM *new, const ui
     }
 }
 
-#if ISA == AVX512 && LANE == 2
-/* Two vectors at a time: their positions are squeezed together as bytes, which fit one vector, and then widened. */
-TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+/* Where `bits` are set, `base` further on, to `at`; says how many. */
+#if ISA == AVX512
+TARGET static inline size_t NAME(places)(uint64_t bits, size_t base, uint16_t *at)
 {
     const __m512i lanes =
         _mm512_set_epi64(0x3f3e3d3c3b3a3938, 0x3736353433323130, 0x2f2e2d2c2b2a2928, 0x2726252423222120,
                          0x1f1e1d1c1b1a1918, 0x1716151413121110, 0x0f0e0d0c0b0a0908, 0x0706050403020100);
+    /* They are squeezed together as bytes, which fit one vector, and then widened. */
+    __m512i found = _mm512_maskz_compress_epi8(bits, lanes), start = _mm512_set1_epi16((short)base);
+    __m512i first = _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(found)), start);
+    unsigned count = (unsigned)__builtin_popcountll(bits);
+    if (__builtin_expect(count <= 8, 1)) { /* a full store crosses lines of the cache, and most find little */
+        _mm_storeu_si128((__m128i *)at, _mm512_castsi512_si128(first));
+    } else {
+        __m512i rest = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(found, 1));
+        _mm512_storeu_si512(at, first);
+        _mm512_storeu_si512(at + 32, _mm512_add_epi16(rest, start));
+    }
+    return count;
+}
+#else
+TARGET static inline size_t NAME(places)(uint64_t bits, size_t base, uint16_t *at)
+{
+    size_t count = 0;
+    for (; bits; bits &= bits - 1)
+        at[count++] = (uint16_t)(base + (size_t)__builtin_ctzll(bits));
+    return count;
+}
+#endif
+
+#if ISA == AVX512 && LANE == 2
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+{
     size_t k = 0, i = 0;
     for (; i + 64 <= n; i += 64) {
         NAME(read_ahead)(old + i, new + i);
         NAME(read_ahead)(old + i + 32, new + i + 32);
         __mmask32 low = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
         __mmask32 high = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(old + i + 32), _mm512_loadu_si512(new + i + 32));
-        __mmask64 differ = _mm512_kunpackd(high, low);
-        __m512i found = _mm512_maskz_compress_epi8(differ, lanes), base = _mm512_set1_epi16((short)(from + i));
-        unsigned count = (unsigned)__builtin_popcountll(differ);
-        __m512i first = _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(found)), base);
-        if (__builtin_expect(count <= 8, 1)) { /* a full store crosses lines of the cache, and most find little */
-            _mm_storeu_si128((__m128i *)(at + k), _mm512_castsi512_si128(first));
-        } else {
-            __m512i rest = _mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(found, 1));
-            _mm512_storeu_si512(at + k, first);
-            _mm512_storeu_si512(at + k + 32, _mm512_add_epi16(rest, base));
-        }
-        k += count;
+        k += NAME(places)(_mm512_kunpackd(high, low), from + i, at + k);
     }
     for (; i < n; i++)
         if (old[i] != new[i])
@@ -127,8 +142,7 @@ TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size
     size_t k = 0, i = 0;
     for (; i + 64 / LANE <= n; i += 64 / LANE) {
         NAME(read_ahead)(old + i, new + i);
-        for (uint32_t bits = NAME(differ)(old + i, new + i); bits; bits &= bits - 1)
-            at[k++] = (uint16_t)(from + i + (size_t)__builtin_ctz(bits));
+        k += NAME(places)(NAME(differ)(old + i, new + i), from + i, at + k);
     }
     for (; i < n; i++)
         if (old[i] != new[i])

@@ -47,8 +47,7 @@ TARGET static enum fault NAME(read_bitmap)(const uint8_t *in, size_t size, size_
     for (size_t i = 0; i < size; i += 8) {
         uint64_t bits = 0;
         memcpy(&bits, in + i, size - i < 8 ? size - i : 8);
-        for (; bits; bits &= bits - 1)
-            at[j++] = (uint16_t)(8 * i + (size_t)__builtin_ctzll(bits));
+        j += NAME(places)(bits, 8 * i, at + j);
     }
     return SOUND;
 }
