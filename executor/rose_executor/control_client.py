@@ -130,6 +130,11 @@ class ControlClient:
         reply = await self._call("committed version", self._stub.CommitVersion, request)
         return Committed(reply.pause_ms, reply.load_ms)
 
+    async def apply(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> Committed:
+        """`stage`, then `commit`: what a `Receiver` has fetched becomes what the engine runs."""
+        await self.stage(version, objects, way)
+        return await self.commit(version)
+
     async def pause(self) -> None:
         """Stop stepping; requests keep their tokens and wait."""
         await self._call("pause", self._stub.Pause, wire.PauseRequest())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.logs import logger
 from rose_executor.control_client import ControlClient
-from rose_transfer.distribution import Fetched, Offer, Receiver
+from rose_transfer.distribution import Offer, Receiver
 from rose_transfer.live import wanted_buckets
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.transport.interface import ObjectMissing, Refused
@@ -101,12 +101,8 @@ class VersionFollower:
             deadline_s=self._fetch_timeout_s,
         )
         self._trusted = False
-        pause_ms = await self._apply(fetched) if fetched.steps else 0.0
+        committed = await self._control.apply(fetched.version, fetched.objects_folder, fetched.steps)
         self._trusted = True
         self._runs = Offer(fetched.version, fetched.fingerprint)
         await asyncio.to_thread(self._receiver.forget)
-        self._applied(Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, pause_ms))
-
-    async def _apply(self, fetched: Fetched) -> float:
-        await self._control.stage(fetched.version, fetched.objects_folder, fetched.steps)
-        return (await self._control.commit(fetched.version)).pause_ms
+        self._applied(Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, committed.pause_ms))

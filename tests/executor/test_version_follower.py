@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
-from rose_executor.control_client import Committed, Staged
+from rose_executor.control_client import Committed
 from rose_executor.fresh_probe import compare, probe_fresh, probe_live
 from rose_executor.version_follower import ATTEMPTS, Followed, VersionFollower, wanted_by
 from rose_transfer import snapshot
@@ -118,14 +118,10 @@ class ScriptedEngine:
         self._stage, self._commit = stage or [], commit or []
         self.runs: list[int] = []
 
-    async def stage(self, version: int, objects: Path, way: object) -> Staged:
-        if self._stage:
-            raise self._stage.pop(0)
-        return Staged(10, 1.0)
-
-    async def commit(self, version: int) -> Committed:
-        if self._commit:
-            raise self._commit.pop(0)
+    async def apply(self, version: int, objects: Path, way: object) -> Committed:
+        for troubles in (self._stage, self._commit):
+            if troubles:
+                raise troubles.pop(0)
         self.runs.append(version)
         return Committed(2.0, 1.0)
 
