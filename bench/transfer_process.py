@@ -32,10 +32,12 @@ class EndProcess:
         self._connection, other = Pipe()
         self._folder = tempfile.TemporaryDirectory(prefix="rose-bench-")
         command = [sys.executable, "-m", module, str(other.fileno()), *arguments]
+        # Gloo finds its interface by the first; the second keeps it from warning that an address has no name here.
+        gloo = {"GLOO_SOCKET_IFNAME": end.interface, "TORCH_CPP_LOG_LEVEL": "ERROR"}
         self._process = subprocess.Popen(
             end.command(*command),
             cwd=ROOT,
-            env=os.environ | {"GLOO_SOCKET_IFNAME": end.interface, "TMPDIR": self._folder.name},
+            env=os.environ | gloo | {"TMPDIR": self._folder.name},
             stdin=subprocess.DEVNULL,
             pass_fds=(other.fileno(),),
         )
