@@ -6,6 +6,7 @@ The path here is a shelf in memory, so that it can be made to fail when a test w
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -36,6 +37,7 @@ from rose_transfer.transport.messages import (
     parse,
     to_frame,
 )
+from rose_transfer.transport.nixl_agent import NixlAgent
 
 
 @dataclass
@@ -250,3 +252,11 @@ def test_a_client_that_took_what_it_was_not_lent_is_cut() -> None:
             stranger.writer.close()
 
     asyncio.run(check())
+
+
+def test_a_missing_nixl_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("nixl_cu12", "nixl_cu13"):
+        monkeypatch.setitem(sys.modules, f"{package}._api", None)
+    with pytest.raises(TransferError, match="not installed") as caught:
+        NixlAgent()
+    assert "nixl-cu12" in caught.value.to_do
