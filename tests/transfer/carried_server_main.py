@@ -41,7 +41,7 @@ def lender_of(path: str, waits: WaitBoard) -> Lender:
         return CollectiveLender(GlooCollective(), waits=waits)
     from rose_transfer.transport.nixl_agent import NixlAgent
 
-    return RdmaLender(NixlAgent(), waits=waits)
+    return RdmaLender(NixlAgent(lends=True), waits=waits)
 
 
 async def main(path: str, signal_: int) -> None:

@@ -49,7 +49,7 @@ def nixl_agents(path: str) -> tuple[NixlAgent, NixlAgent]:
     before = os.environ.get("UCX_TLS")
     os.environ["UCX_TLS"] = UCX_PATHS[path]
     try:
-        return NixlAgent(), NixlAgent()
+        return NixlAgent(lends=True), NixlAgent(lends=False)
     finally:
         if before is None:
             del os.environ["UCX_TLS"]

@@ -258,5 +258,5 @@ def test_a_missing_nixl_is_named_with_what_to_install(monkeypatch: pytest.Monkey
     for package in ("nixl_cu12", "nixl_cu13"):
         monkeypatch.setitem(sys.modules, f"{package}._api", None)
     with pytest.raises(TransferError, match="not installed") as caught:
-        NixlAgent()
+        NixlAgent(lends=False)
     assert "nixl-cu12" in caught.value.to_do

@@ -164,6 +164,11 @@ def test_a_client_and_a_server_of_different_transports_say_so() -> None:
     asyncio.run(check())
 
 
+def test_an_agent_that_does_not_lend_makes_no_lender() -> None:
+    with pytest.raises(ContractError, match="does not lend"):
+        RdmaLender(nixl_agents("tcp")[1], waits=WaitBoard())
+
+
 def test_an_offer_that_is_none_is_refused() -> None:
     borrower = RdmaBorrower(nixl_agents("shared memory")[1])
     with pytest.raises(TransferError, match="another path"):
@@ -193,7 +198,7 @@ def test_agents_are_closed_in_any_order_and_are_of_no_more_use(first: int) -> No
         taker.cut()
         lender.close()
 
-    agents = [NixlAgent(), NixlAgent()]
+    agents = [NixlAgent(lends=True), NixlAgent(lends=False)]
     asyncio.run(check())
     agents.pop(first).close()
     agents[0].close()

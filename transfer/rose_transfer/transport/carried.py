@@ -34,7 +34,7 @@ from rose_transfer.transport.server_session import ServerLimits
 from rose_transfer.transport.serving import Peer
 from rose_transfer.transport.tcp import LOOPBACK, TcpClient, TcpServer
 
-# Longer pieces are no faster by RDMA, slower by shared memory, and by UCX's TCP ten times as slow (see the README).
+# Longer ones leave the processor's cache, and UCX's TCP is slow at them (`bench/rdma_choice.py`).
 _PIECES = ClientLimits(streams=2, window=4, piece_bytes=2**20)
 # Per connection; more hides no more of the way there and back.
 _LENT_AT_ONCE = 4

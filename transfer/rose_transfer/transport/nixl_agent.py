@@ -56,23 +56,29 @@ class Read:
 
 
 class NixlAgent:
-    """One per process is enough; servers and clients may share it. Safe from any thread.
+    """Reads what others lend, or, with `lends`, lends to them too. Safe from any thread; share it within a process.
+
+    An agent that lends has a thread of NIXL's that serves its readers; it slows down the reads of the same agent, so a
+    process that does both a lot is better off with two.
 
     Raises TransferError if the library is missing or does not start.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, lends: bool) -> None:
         api = _nixl()
+        self.lends = lends
         self._name = f"rose-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._reads: dict[str, int] = {}
         self._broken: set[str] = set()
         self._given_up: list[Read] = []
         try:
-            strict = api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
-            self._agent: Any = api.nixl_agent(
-                self._name, api.nixl_agent_config(backends=["UCX"], capture_telemetry=False, sync_mode=strict)
+            config = api.nixl_agent_config(
+                enable_prog_thread=lends,
+                backends=["UCX"],
+                sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
             )
+            self._agent: Any = api.nixl_agent(self._name, config)
         except Exception as error:
             raise TransferError(f"NIXL does not start: {error}", to_do="see its log, or use TcpServer") from error
 
@@ -80,6 +86,7 @@ class NixlAgent:
     def given_up(self) -> int:
         """Reads that nobody waits for and that are not over yet."""
         with self._lock:
+            self._sweep()
             return len(self._given_up)
 
     def register(self, size_bytes: int) -> Region:

@@ -1,8 +1,10 @@
 """Pieces by RDMA within a cluster: the server lends registered memory, the client reads it, one-sided, by NIXL.
 
-    agent = NixlAgent()  # one per process, closed last
-    server = CarriedServer(store.objects, lender=RdmaLender(agent), token=token, waits=waits, host=…)
-    client = CarriedClient(host, port, borrower=RdmaBorrower(agent), token=token, waits=waits)
+    lender = RdmaLender(NixlAgent(lends=True), waits=waits)
+    server = CarriedServer(store.objects, lender=lender, token=token, waits=waits, host=…)
+
+    borrower = RdmaBorrower(NixlAgent(lends=False))
+    client = CarriedClient(host, port, borrower=borrower, token=token, waits=waits)
 
 Without an RDMA card the same reads go through shared memory or TCP. NIXL was chosen over Mooncake by measurement, see
 `bench/rdma_choice.py` and the README.
@@ -22,7 +24,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from rose.errors import DeadlineExceeded, TransferError
+from rose.errors import ContractError, DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.transport.frames import PIECE_BYTES_MAX
 from rose_transfer.transport.messages import Lent
@@ -36,9 +38,14 @@ _MAGIC = b"rdma/1 "
 
 
 class RdmaLender:
-    """A server's pool of `slots` pieces, registered with `agent`. Used from the server's loop."""
+    """A server's pool of `slots` pieces, registered with `agent`. Used from the server's loop.
+
+    Raises ContractError if the agent does not lend, TransferError if the memory cannot be registered.
+    """
 
     def __init__(self, agent: NixlAgent, *, waits: WaitBoard, slots: int = 16) -> None:
+        if not agent.lends:
+            raise ContractError("an agent that does not lend", expected="NixlAgent(lends=True)")
         self._agent = agent
         self._waits = waits
         self._region = agent.register(slots * PIECE_BYTES_MAX)
