@@ -8,12 +8,13 @@
     llm.reset_prefix_cache()                                # vLLM leaves it to the caller, for every backend
 
 Each worker pulls from a publisher or a relay what leads from the version that it holds to the one it is told, only the
-buckets that it needs, into a folder of its own under `folder`, and applies that to its tensors where they lie.
+buckets that it needs, into a folder of its own under `folder`, and applies that to its tensors where they lie. For an
+engine of several workers the publisher must know their layouts (`layout_discovery`), to pack for them.
 
 Invariants
-- Whatever fails before `finish_weight_update` leaves every worker at the weights it had, and the engine can go on.
-- Where that fails, the worker has taken its own change back. It raises as long as the version is not in force, and may
-  be called again. vLLM has no call to take other workers back: ROSE's own control socket has.
+- Workers of one engine (tensor and pipeline parallel) stage and commit together: where one fails all take back what
+  they did, go on with the weights they had, and say so.
+- `finish_weight_update` raises as long as the version is not in force, and may then be called again.
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged.
 
 The first update brings the whole model, for what the engine was loaded from has no version. Memory: the staged deltas,
@@ -31,6 +32,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
+from vllm.distributed import parallel_state
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -43,6 +46,7 @@ from rose.waits import WaitBoard
 from rose_executor.live_model import LiveModel, own_rank
 from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.live import LiveUpdate
+from rose_transfer.store import BucketId, Packing
 from rose_transfer.transport.access import client_tls, host_and_port, read_token
 from rose_transfer.transport.tcp import TcpClient
 
@@ -118,29 +122,38 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
     def receive_weights(self, update_info: RoseUpdateInfo) -> None:
         """Fetch a version and stage it. The last one that is told before the update is finished counts.
 
-        Raises TransferError if the version is not kept upstream, was damaged, does not fit this model, or the weights
-        in memory are not those of the version in force; DeadlineExceeded, Refused, NoRoom.
+        Raises TransferError on every worker if at one the version is not kept upstream, was damaged, does not fit the
+        model, or the weights in memory are not those of the version in force; DeadlineExceeded, Refused, NoRoom.
         """
         self._drop()
-        fetched = _in_a_thread(self._fetch(update_info))
-        self.received_bytes = fetched.bytes_received
-        if not fetched.steps:
-            return
-        update = self._live.update(fetched.version, fetched.objects_folder, fetched.steps)
+        failed: Exception | None = None
         try:
-            update.stage()
+            self._stage(update_info)
+        except Exception as error:  # noqa: BLE001 - raised once the other workers know
+            failed = error
+        try:
+            _agree(failed)
         except BaseException:
-            update.close()
+            self._drop()
             raise
-        self._staged = _Staged(update, fetched)
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
         """Change the weights. Raises RolledBack if they are the old ones again, or what made that impossible."""
         if self._staged is None:
             return
-        fetched = self._staged.fetched
-        self._staged.update.commit()
+        update, fetched = self._staged.update, self._staged.fetched
+        failed: Exception | None = None
+        try:
+            update.commit()
+        except Exception as error:  # noqa: BLE001 - raised once the other workers know
+            failed = error
+        try:
+            _agree(failed)
+        except TransferError:
+            if failed is None:
+                update.roll_back()
+            raise
         self.held = Offer(fetched.version, fetched.fingerprint)
         self._drop()
         shutil.rmtree(self._folder, ignore_errors=True)  # the next update needs none of it; what stays costs room only
@@ -149,6 +162,15 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
     def shutdown(self) -> None:
         self._drop()
 
+    def _stage(self, wanted: RoseUpdateInfo) -> None:
+        fetched = _in_a_thread(self._fetch(wanted))
+        self.received_bytes = fetched.bytes_received
+        if not fetched.steps:
+            return
+        update = self._live.update(fetched.version, fetched.objects_folder, fetched.steps)
+        self._staged = _Staged(update, fetched)
+        update.stage()
+
     async def _fetch(self, wanted: RoseUpdateInfo) -> Fetched:
         assert self._from is not None
         waits = WaitBoard()
@@ -156,16 +178,39 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         token = read_token(Path(self._from.token_file))
         client = TcpClient(*host_and_port(self._from.address), token=token, waits=waits, tls=trusted)
         try:
-            receiver = Receiver(client, self._folder, waits=waits, wanted=self._live.needs)
+            receiver = Receiver(client, self._folder, waits=waits, wanted=self._needs)
             number, bits = (None, None) if self.held is None else (self.held.version, self.held.fingerprint)
             return await receiver.fetch(number, bits, wanted.version, deadline_s=wanted.timeout_s)
         finally:
             await client.close()
 
+    def _needs(self, packed: Packing) -> tuple[BucketId, ...]:
+        try:
+            return self._live.needs(packed)
+        except TransferError:
+            return ()  # staging says what does not fit: here it would count as damage, and be fetched again
+
     def _drop(self) -> None:
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.update.close()
+
+
+def _agree(failed: Exception | None) -> None:
+    """Raise `failed`, or that another worker of this engine has failed. Every worker must call it.
+
+    It waits for the slowest one, at most as long as vLLM's process groups allow: a worker that died ends the engine.
+    """
+    words = "" if failed is None else str(failed) or type(failed).__name__
+    for group in (parallel_state.get_tp_group(), parallel_state.get_pp_group()):
+        if group.world_size > 1:
+            told: list[str] = [""] * group.world_size
+            dist.all_gather_object(told, words, group=group.cpu_group)
+            words = next(filter(None, told), "")
+    if failed is not None:
+        raise failed
+    if words:
+        raise TransferError(f"another worker failed: {words}")
 
 
 def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:

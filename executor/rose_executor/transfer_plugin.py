@@ -1,10 +1,12 @@
 """What a vLLM process needs for the weight transfer backend `rose` to be chosen; see `transfer_backend`.
 
-A process whose engine has chosen another backend, or none, notices nothing.
+A process whose engine has chosen another backend, or none, notices nothing but this: where one of several workers
+fails, the answers of the others are read as well. vLLM 0.32 leaves them, and takes them for those to its next question.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 BACKEND = "rose"
@@ -18,6 +20,33 @@ def register() -> None:
         return
     WeightTransferEngineFactory.register_engine(BACKEND, "rose_executor.transfer_backend", "RoseWeightTransferEngine")
     _keep_weights_unpacked()
+    _read_every_answer()
+
+
+class _ReadToTheEnd(list[Any]):
+    """Queues of answers, one for each worker: whoever stops reading them at an error has had the rest read for him."""
+
+    def __iter__(self) -> Iterator[Any]:
+        unread = list(super().__iter__())
+        try:
+            while unread:
+                yield unread.pop(0)
+        finally:
+            for queue in unread:
+                queue.dequeue()
+
+
+def _read_every_answer() -> None:
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    collective_rpc = MultiprocExecutor.collective_rpc
+
+    def reading_all(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self.response_mqs, _ReadToTheEnd):
+            self.response_mqs = _ReadToTheEnd(self.response_mqs)
+        return collective_rpc(self, *args, **kwargs)
+
+    MultiprocExecutor.collective_rpc = reading_all
 
 
 def _keep_weights_unpacked() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rose_executor.fresh_probe import TOP_LOGPROBS, ProbeScores, compare, probe_
 from rose_executor.launcher import Command
 from rose_executor.warm_process import WarmProcess
 from rose_transfer.distribution import WeightPublisher
+from rose_transfer.layout.layout_json import from_json
 from rose_transfer.transport.tcp import TcpServer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -49,21 +51,28 @@ def as_model(folder: Path, model: Path, weights: dict[str, torch.Tensor]) -> Pat
     return folder
 
 
+@dataclass
 class Story:
-    """What an engine did and said, and what fresh engines of the same weights say."""
+    """What engines of one and of two workers did and said, and what fresh engines of the same weights say."""
 
-    def __init__(self) -> None:
-        self.answers: list[dict[str, Any]] = []
-        self.fresh: dict[int, ProbeScores] = {}
-        self.dense_bytes = 0
+    dense_bytes: int = 0
+    answers: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+    fresh: dict[int, ProbeScores] = field(default_factory=dict)
 
-    def difference(self, at: int, version: int) -> float:
-        """Between what the engine said after deed `at` and what a fresh engine of `version` says."""
-        says = tuple({int(token): value for token, value in probe.items()} for probe in self.answers[at]["says"])
+    def difference(self, workers: int, at: int, version: int) -> float:
+        """Between what an engine said after deed `at` and what a fresh engine of `version` says."""
+        said = self.answers[workers][at]["says"]
+        says = tuple({int(token): value for token, value in probe.items()} for probe in said)
         try:
             return compare(ProbeScores(says), self.fresh[version])
         except ContractError:  # mostly other tokens
             return math.inf
+
+    def held(self, workers: int, at: int) -> set[int | None]:
+        return {worker["held"] for worker in self.answers[workers][at]["workers"]}
+
+    def received_bytes(self, workers: int, at: int) -> list[int]:
+        return [worker["received_bytes"] for worker in self.answers[workers][at]["workers"]]
 
 
 async def tell(folder: Path, model: Path) -> Story:
@@ -76,7 +85,21 @@ async def tell(folder: Path, model: Path) -> Story:
     (folder / "other-token").write_text(TOKEN[::-1])
     warm = await WarmProcess.start(waits, log_path=folder / "warm.log", env={**IMPORT_ENV, "PYTHONPATH": str(HELPERS)})
     try:
-        await live(story, warm, folder, folders[0], weights)
+        traced = await run(warm, folder, "trace", {"model": str(folders[0]), "trace": [1, 2]})
+        layouts = [from_json(text) for text in traced]
+        serve = partial(TcpServer, token=TOKEN, waits=waits)
+        async with WeightPublisher(folder / "store", waits=waits, receivers=layouts, serve=[serve]) as publisher:
+            story.dense_bytes = (await publisher.publish(1, weights[1])).dense_bytes
+            await publisher.publish(2, weights[2])
+            for workers in (1, 2):
+                task = {
+                    "model": str(folders[0]),
+                    "workers": workers,
+                    "prefixes": PREFIXES,
+                    "top_logprobs": TOP_LOGPROBS,
+                    "deeds": deeds(folder, f"{workers}", publisher.servers[0].port),
+                }
+                story.answers[workers] = await run(warm, folder, f"live-{workers}", task)
         for version, model_dir in folders.items():
             story.fresh[version] = await probe_fresh(
                 warm,
@@ -92,41 +115,34 @@ async def tell(folder: Path, model: Path) -> Story:
     return story
 
 
-async def live(story: Story, warm: WarmProcess, folder: Path, model: Path, weights: dict[int, Any]) -> None:
-    """Publish the versions and let an engine of `model` do all that is asked of it."""
-    waits = WaitBoard()
-    serve = partial(TcpServer, token=TOKEN, waits=waits)
-    async with WeightPublisher(folder / "store", waits=waits, serve=[serve]) as publisher:
-        story.dense_bytes = (await publisher.publish(1, weights[1])).dense_bytes
-        await publisher.publish(2, weights[2])
-        info = {
-            "address": f"127.0.0.1:{publisher.servers[0].port}",
-            "token_file": str(folder / "token"),
-            "folder": str(folder / "fetched"),
-        }
-        deeds = [
-            ("update", {"version": 1}),
-            ("init", {**info, "address": "nowhere"}),
-            ("init", {**info, "color": "red"}),
-            ("init", info),
-            ("update", {"version": 9}),
-            ("update", {"version": 1}),
-            ("update", {"version": 2}),
-            ("give up", {"version": 1}),
-            ("update", {"version": 1}),
-            ("init", {**info, "token_file": str(folder / "other-token")}),
-            ("update", {"version": 2}),
-            ("init", {**info, "address": "127.0.0.1:9"}),
-            ("update", {"version": 2, "timeout_s": 0.5}),
-            ("init", info),
-            ("update", {"version": 2}),
-        ]
-        task = {"model": str(model), "prefixes": PREFIXES, "top_logprobs": TOP_LOGPROBS, "deeds": deeds}
-        (folder / "task.json").write_text(json.dumps(task))
-        arguments = (str(folder / "task.json"), str(folder / "answers.json"))
-        child = await warm.launch(Command("transfer_backend_main", arguments, folder / "engine.log", folder))
-        assert await asyncio.wait_for(child.wait(), 240) == 0, (folder / "engine.log").read_text()[-4000:]
-    story.answers = json.loads((folder / "answers.json").read_text())
+async def run(warm: WarmProcess, folder: Path, name: str, task: dict[str, Any]) -> Any:
+    """What a child of the warm process answers to a task."""
+    asked, answers, log = (folder / f"{name}{end}" for end in (".json", ".answers.json", ".log"))
+    asked.write_text(json.dumps(task))
+    child = await warm.launch(Command("transfer_backend_main", (str(asked), str(answers)), log, folder))
+    assert await asyncio.wait_for(child.wait(), 200) == 0, log.read_text()[-4000:]
+    return json.loads(answers.read_text())
+
+
+def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]]:
+    info = {"address": f"127.0.0.1:{port}", "token_file": str(folder / "token"), "folder": str(folder / name)}
+    return [
+        ("update", {"version": 1}),
+        ("init", {**info, "address": "nowhere"}),
+        ("init", {**info, "color": "red"}),
+        ("init", info),
+        ("update", {"version": 9}),
+        ("update", {"version": 1}),
+        ("update", {"version": 2}),
+        ("give up", {"version": 1}),
+        ("update", {"version": 1}),
+        ("init", {**info, "token_file": str(folder / "other-token")}),
+        ("update", {"version": 2}),
+        ("init", {**info, "address": "127.0.0.1:9"}),
+        ("update", {"version": 2, "timeout_s": 0.5}),
+        ("init", info),
+        ("update", {"version": 2}),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +154,10 @@ NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, TO_1, TO_2, GIVEN_UP, BA
 WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN = 10, 12, 14
 
 
+one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
+
+
+@one_or_two_workers
 @pytest.mark.parametrize(
     ("at", "message"),
     [
@@ -147,40 +167,55 @@ WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN = 10, 12, 14
         (NOT_KEPT, "version 9 is not kept upstream"),
     ],
 )
-def test_what_cannot_be_is_told_and_the_engine_goes_on_with_what_it_has(story: Story, at: int, message: str) -> None:
-    assert message in story.answers[at]["error"]
-    assert story.difference(at, 0) < PARITY_MAX
-    assert story.answers[at]["held"] is None
+def test_what_cannot_be_is_told_and_the_engine_goes_on_with_what_it_has(
+    story: Story, workers: int, at: int, message: str
+) -> None:
+    assert message in story.answers[workers][at]["error"]
+    assert story.difference(workers, at, 0) < PARITY_MAX
+    assert story.held(workers, at) == {None}
 
 
+@one_or_two_workers
 @pytest.mark.parametrize(
     ("at", "message"), [(WRONG_TOKEN, "token"), (UNREACHABLE, "127.0.0.1:9")], ids=["token", "address"]
 )
-def test_a_server_that_is_not_there_or_refuses_leaves_the_version_in_force(story: Story, at: int, message: str) -> None:
-    assert message in story.answers[at]["error"]
-    assert story.difference(at, 1) < PARITY_MAX
-    assert (story.answers[at]["held"], story.answers[at]["version"]) == (1, "1")
+def test_a_server_that_is_not_there_or_refuses_leaves_the_version_in_force(
+    story: Story, workers: int, at: int, message: str
+) -> None:
+    assert message in story.answers[workers][at]["error"]
+    assert story.difference(workers, at, 1) < PARITY_MAX
+    assert (story.held(workers, at), story.answers[workers][at]["version"]) == ({1}, "1")
 
 
+@one_or_two_workers
 @pytest.mark.parametrize(("at", "version"), [(TO_1, 1), (TO_2, 2), (BACK_TO_1, 1), (TO_2_AGAIN, 2)])
 def test_after_an_update_the_engine_is_one_that_was_started_from_the_version(
-    story: Story, at: int, version: int
+    story: Story, workers: int, at: int, version: int
 ) -> None:
-    answer = story.answers[at]
+    answer = story.answers[workers][at]
     assert answer["error"] == ""
-    assert story.difference(at, version) < PARITY_MAX
-    assert story.difference(at, 3 - version) > 10 * PARITY_MAX
-    assert (answer["held"], answer["version"]) == (version, str(version))
+    assert story.difference(workers, at, version) < PARITY_MAX
+    assert story.difference(workers, at, 3 - version) > 10 * PARITY_MAX
+    assert (story.held(workers, at), answer["version"]) == ({version}, str(version))
 
 
-def test_only_the_first_update_brings_the_whole_model(story: Story) -> None:
-    assert story.answers[TO_1]["received_bytes"] > story.dense_bytes / 4
+@one_or_two_workers
+def test_only_the_first_update_brings_the_whole_model(story: Story, workers: int) -> None:
+    first = story.received_bytes(workers, TO_1)
+    assert sum(first) > story.dense_bytes / 4
     for at in (TO_2, GIVEN_UP, TO_2_AGAIN):
-        assert 0 < story.answers[at]["received_bytes"] < story.dense_bytes / 10
+        for received, whole in zip(story.received_bytes(workers, at), first, strict=True):
+            assert 0 < received < whole / 4
 
 
-def test_an_update_that_is_given_up_changes_nothing_and_is_not_fetched_again(story: Story) -> None:
-    assert story.answers[GIVEN_UP]["error"] == ""
-    assert story.answers[BACK_TO_1]["received_bytes"] == 0
-    assert story.difference(GIVEN_UP, 2) < PARITY_MAX
-    assert story.answers[GIVEN_UP]["held"] == 2
+def test_a_worker_of_two_fetches_its_own_part(story: Story) -> None:
+    (whole,) = story.received_bytes(1, TO_1)
+    assert all(received < 0.75 * whole for received in story.received_bytes(2, TO_1))
+
+
+@one_or_two_workers
+def test_an_update_that_is_given_up_changes_nothing_and_is_not_fetched_again(story: Story, workers: int) -> None:
+    assert story.answers[workers][GIVEN_UP]["error"] == ""
+    assert set(story.received_bytes(workers, BACK_TO_1)) == {0}
+    assert story.difference(workers, GIVEN_UP, 2) < PARITY_MAX
+    assert story.held(workers, GIVEN_UP) == {2}

@@ -12,10 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 from rose_executor import transfer_plugin
+from rose_executor.engine_model import ModelSource
+from rose_executor.engine_rank import EngineRank
+from rose_executor.layout_trace import trace_layout
+from rose_transfer.layout.checkpoint import checkpoint_parameters
+from rose_transfer.layout.layout_json import to_json
 
 
 def say(engine: LLM, prefixes: list[list[int]], top_logprobs: int) -> list[dict[int, float]]:
@@ -28,9 +34,14 @@ def say(engine: LLM, prefixes: list[list[int]], top_logprobs: int) -> list[dict[
     ]
 
 
-def worker_side(engine: LLM) -> Any:
-    worker: Any = engine.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
-    return worker.weight_transfer_engine
+def facts(worker: Any) -> dict[str, Any]:
+    """Of one worker, asked in its own process."""
+    ours = worker.weight_transfer_engine
+    return {"held": None if ours.held is None else ours.held.version, "received_bytes": ours.received_bytes}
+
+
+def forget(worker: Any) -> None:
+    worker.weight_transfer_engine.start_weight_update()
 
 
 def update(engine: LLM, info: dict[str, Any]) -> None:
@@ -40,7 +51,15 @@ def update(engine: LLM, info: dict[str, Any]) -> None:
     engine.reset_prefix_cache()
 
 
-def main(task: dict[str, Any], answers: Path) -> None:
+def trace(model: Path, sizes: list[int], answers: Path) -> None:
+    """The layouts of all workers of engines of these sizes."""
+    source = ModelSource(model, checkpoint_parameters(model), torch.float32)
+    ranks = [EngineRank(size, rank) for size in sizes for rank in range(size)]
+    answers.write_text(json.dumps([to_json(trace_layout(str(rank), source, rank)) for rank in ranks]))
+
+
+def live(task: dict[str, Any], answers: Path) -> None:
+    """Do what is asked, one deed after the other."""
     transfer_plugin.register()
     transfer_plugin.register()
     engine = LLM(
@@ -54,6 +73,8 @@ def main(task: dict[str, Any], answers: Path) -> None:
         skip_tokenizer_init=True,
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
+        tensor_parallel_size=task["workers"],
+        distributed_executor_backend="uni" if task["workers"] == 1 else "mp",
         weight_transfer_config={"backend": transfer_plugin.BACKEND},
     )
     told: list[dict[str, Any]] = []
@@ -65,26 +86,23 @@ def main(task: dict[str, Any], answers: Path) -> None:
             elif deed == "give up":
                 engine.start_weight_update()
                 engine.update_weights({"update_info": info})
-                worker_side(engine).start_weight_update()
+                engine.collective_rpc(forget)
                 engine.finish_weight_update()
             elif deed == "update":
                 update(engine, info)
         except Exception as failed:  # noqa: BLE001 - the test looks at it
             error = f"{type(failed).__name__}: {failed}"
-        held = worker_side(engine).held
-        told.append(
-            {
-                "error": error,
-                "says": say(engine, task["prefixes"], task["top_logprobs"]),
-                "version": engine.get_weight_version(),
-                "held": None if held is None else held.version,
-                "received_bytes": worker_side(engine).received_bytes,
-            }
-        )
+        says = say(engine, task["prefixes"], task["top_logprobs"])
+        version = engine.get_weight_version()
+        told.append({"error": error, "says": says, "version": version, "workers": engine.collective_rpc(facts)})
     answers.write_text(json.dumps(told))
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
-    main(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+    asked = json.loads(Path(sys.argv[1]).read_text())
+    if "trace" in asked:
+        trace(Path(asked["model"]), asked["trace"], Path(sys.argv[2]))
+    else:
+        live(asked, Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)
