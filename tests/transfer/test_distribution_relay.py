@@ -312,3 +312,30 @@ def test_a_version_that_the_upstream_cannot_give_is_passed_over(memory_path: Pat
         store.close()
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("first_of_new", [1, 2, 3])
+def test_another_lineage_after_the_disk_has_lost_the_newest_version(memory_path: Path, first_of_new: int) -> None:
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 3)
+        store.retire(2)
+        async with site(memory_path) as here, offered(here, store) as (outlet, port):
+            async with here.relay(port, port=free_port()) as relay:
+                await has(relay, 3)
+                assert relay.store.versions() == (1, 3)
+            await outlet.close()
+            store.clear()
+            fresh = {first_of_new: first_weights(99)}
+            store.publish(first_of_new, PACKING, fresh[first_of_new])
+            publish_on(store, outlet, fresh, first_of_new + 1)
+            async with offered(here, store) as (_, again), here.relay(again, port=free_port()) as relay:
+                for found in relay.store.manifests():
+                    relay.store.leave_out(found, "a test says so")
+                newest = first_of_new + 1
+                await until(lambda: relay.store.holds(newest, store.fingerprint(newest)))
+                await has(relay, newest)
+                assert same(list(relay.store.read(first_of_new + 1)), fresh[first_of_new + 1])
+                assert all(relay.store.fingerprint(one) == store.fingerprint(one) for one in relay.store.versions())
+        store.close()
+
+    asyncio.run(check())

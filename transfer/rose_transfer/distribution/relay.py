@@ -33,7 +33,7 @@ from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.subscription import log, next_offer
-from rose_transfer.store import NoRoom, Objects, Store, chain, manifest
+from rose_transfer.store import Manifest, NoRoom, Objects, Store, chain, manifest
 from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
 
 P = ParamSpec("P")
@@ -157,17 +157,17 @@ class Relay:
             # A way back leads over versions that are not here.
             fetched = await self._receiver.fetch(None, None, offer.version, deadline_s=_FETCH_S)
             received_bytes += fetched.bytes_received
-        if held is None or known:
+        if (held is None or known) and await self._in_thread(self._continues, fetched):
             await self._in_thread(self._take_in, fetched)
         else:
-            await self._begin_anew(held, fetched)
+            await self._begin_anew(fetched)
         await self._in_thread(self._receiver.forget)
         return received_bytes
 
-    async def _begin_anew(self, held: Offer, fetched: Fetched) -> None:
+    async def _begin_anew(self, fetched: Fetched) -> None:
         log.warning(
             "the upstream does not know what is here: another lineage, or too old; all of it is dropped",
-            held=held.version,
+            here=self.store.newest,
             new=fetched.version,
         )
         await self._outlet.close()
@@ -177,11 +177,21 @@ class Relay:
         finally:
             await self._outlet.open()
 
+    def _continues(self, fetched: Fetched) -> bool:
+        """In a thread. Whether what is fetched can stand beside what is here, where a damaged disk has lost parts."""
+        newest = self.store.newest
+        if newest is not None and fetched.version < newest:
+            return False
+        here = {version: self.store.fingerprint(version) for version in self.store.versions()}
+        for found in _manifests(fetched):
+            for version, whole in ((found.version, found.fingerprint), (found.base, found.base_fingerprint)):
+                if version is not None and here.get(version, whole) != whole:
+                    return False
+        return True
+
     def _take_in(self, fetched: Fetched) -> None:
         """In a thread. Raises NoRoom, or TransferError if an object turns out damaged; the store is as it was then."""
-        arrived = Objects(fetched.objects_folder)
-        for key, _ in fetched.steps:
-            found = manifest.from_bytes(arrived.read(key))
+        for found in _manifests(fetched):
             with self.store.receive(found):
                 for needed in found.object_keys():
                     self.store.objects.adopt(fetched.objects_folder / needed)
@@ -199,3 +209,8 @@ class Relay:
             # What is being written ends first: another process may open the store as soon as it is closed.
             await asyncio.to_thread(self._disk.shutdown)
             self.store.close()
+
+
+def _manifests(fetched: Fetched) -> list[Manifest]:
+    arrived = Objects(fetched.objects_folder)
+    return [manifest.from_bytes(arrived.read(key)) for key, _ in fetched.steps]
