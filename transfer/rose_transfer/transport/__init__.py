@@ -19,5 +19,6 @@
 | `server_session`, `client_session` (pure) | who asks whom for what, and what becomes of a cut |
 | `client_events`, `client_state`, `piece_list`, `token_bucket` (pure) | their parts |
 | `link`, `lanes`, `dialed`, `serving`, `fetching` | asyncio and threads: they move bytes and decide nothing |
+| `access` | addresses, tokens and certificates as users name them |
 | `fuzz` | damaged and hostile bytes against all that reads the network |
 """
