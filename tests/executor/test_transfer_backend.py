@@ -142,6 +142,8 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("update", {"version": 2, "timeout_s": 0.5}),
         ("init", info),
         ("update", {"version": 2}),
+        ("stumble", {"version": 1}),
+        ("finish", {"version": 1}),
     ]
 
 
@@ -151,7 +153,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
 
 
 NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, TO_1, TO_2, GIVEN_UP, BACK_TO_1 = range(9)
-WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN = 10, 12, 14
+WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED = 10, 12, 14, 15, 16
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -219,3 +221,16 @@ def test_an_update_that_is_given_up_changes_nothing_and_is_not_fetched_again(sto
     assert set(story.received_bytes(workers, BACK_TO_1)) == {0}
     assert story.difference(workers, GIVEN_UP, 2) < PARITY_MAX
     assert story.held(workers, GIVEN_UP) == {2}
+
+
+@one_or_two_workers
+def test_a_worker_that_fails_to_commit_leaves_all_at_the_old_version_until_it_succeeds(
+    story: Story, workers: int
+) -> None:
+    stumbled, finished = (story.answers[workers][at] for at in (STUMBLED, FINISHED))
+    assert "this worker stumbled" in stumbled["error"]
+    assert story.difference(workers, STUMBLED, 2) < PARITY_MAX
+    assert (story.held(workers, STUMBLED), stumbled["version"]) == ({2}, "2")
+    assert finished["error"] == ""
+    assert story.difference(workers, FINISHED, 1) < PARITY_MAX
+    assert (story.held(workers, FINISHED), finished["version"]) == ({1}, "1")

@@ -10,12 +10,13 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from rose.errors import TransferError
 from rose_executor import transfer_plugin
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
@@ -42,6 +43,19 @@ def facts(worker: Any) -> dict[str, Any]:
 
 def forget(worker: Any) -> None:
     worker.weight_transfer_engine.start_weight_update()
+
+
+def stumble(worker: Any) -> None:
+    """The last worker fails once to commit what is staged."""
+    update = worker.weight_transfer_engine._staged.update
+    if worker.rank + 1 < worker.parallel_config.world_size:
+        return
+
+    def fail_once() -> NoReturn:
+        del update.commit
+        raise TransferError("this worker stumbled")
+
+    update.commit = fail_once
 
 
 def update(engine: LLM, info: dict[str, Any]) -> None:
@@ -88,7 +102,15 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 engine.update_weights({"update_info": info})
                 engine.collective_rpc(forget)
                 engine.finish_weight_update()
-            elif deed == "update":
+            elif deed == "stumble":
+                engine.start_weight_update()
+                engine.update_weights({"update_info": info})
+                engine.collective_rpc(stumble)
+                engine.finish_weight_update(weight_version=str(info["version"]))
+            elif deed == "finish":
+                engine.finish_weight_update(weight_version=str(info["version"]))
+                engine.reset_prefix_cache()
+            else:
                 update(engine, info)
         except Exception as failed:  # noqa: BLE001 - the test looks at it
             error = f"{type(failed).__name__}: {failed}"
