@@ -40,9 +40,11 @@ from rose_transfer import snapshot
 from rose_transfer.codec import BUCKET_BYTES_MAX, TILE_ELEMENTS
 
 UPDATES = 5
-STREAM_TOKENS = 160
-BEFORE_TOKENS = 40
-"""Of a stream, before an update begins."""
+STREAM_TIMEOUT_S = 120
+QUIET_TOKENS = 160
+STREAM_TOKENS_MAX = 960
+BEFORE_TOKENS, AFTER_TOKENS = 40, 20
+"""Of a stream, before an update begins and after it."""
 BATCHES = (1, 8)
 PROMPT = tuple(range(10, 42))
 PREFIXES = [[(7 + 11 * i + 3 * j) % 384 for j in range(24)] for i in range(4)]
@@ -67,6 +69,11 @@ class _Stream:
 
     def take(self, ids: Sequence[int]) -> None:
         self.arrivals_s += [time.monotonic()] * len(ids)
+
+    async def until(self, tokens: int) -> None:
+        async with asyncio.timeout(STREAM_TIMEOUT_S):
+            while len(self.arrivals_s) < tokens:
+                await asyncio.sleep(0.001)
 
     def longest_ms(self, begin_s: float, end_s: float) -> float:
         """The longest gap of which a part lies between two times."""
@@ -153,7 +160,7 @@ class _Round:
 
     async def _updates(self, live: EngineProcess, line: Line) -> dict[str, float | None]:
         rows = [await self._update(live, line, line.advance()) for _ in range(UPDATES)]
-        quiet = [(await self._stream(live, STREAM_TOKENS)).longest_ms(0, time.monotonic()) for _ in range(UPDATES)]
+        quiet = [(await self._stream(live, QUIET_TOKENS)).longest_ms(0, time.monotonic()) for _ in range(UPDATES)]
         columns = [median(column) for column in zip(*rows, strict=True)]
         names = ("pause_ms", "stage_gap_ms", "stage_s", "engine_pause_ms", "load_ms", "peak_extra_bytes")
         return {**dict(zip(names, columns, strict=True)), "quiet_gap_ms": median(quiet)}
@@ -165,14 +172,13 @@ class _Round:
             self._route(live).generate(
                 f"bench-{self._requests}",
                 PROMPT,
-                max_tokens=STREAM_TOKENS,
+                max_tokens=STREAM_TOKENS_MAX,
                 temperature=0.0,
                 stop_token_ids=(),
                 on_tokens=stream.take,
             )
         )
-        while len(stream.arrivals_s) < BEFORE_TOKENS:
-            await asyncio.sleep(0.001)
+        await stream.until(BEFORE_TOKENS)
         watch = _Memory(live.pid)
         staging_s = time.monotonic()
         await live.control.stage(line.newest, line.store.folder / "objects", way)
@@ -180,9 +186,11 @@ class _Round:
         committed = await live.control.commit(line.newest)
         done_s = time.monotonic()
         extra_bytes = watch.peak_extra_bytes()
-        output = await request
-        if len(output.versions) != 2:
+        if request.done():
             raise BenchFailed("the stream ended before the update", to_do="stream more tokens")
+        await stream.until(len(stream.arrivals_s) + AFTER_TOKENS)
+        request.cancel()
+        await asyncio.wait([request])
         return (
             stream.longest_ms(staged_s, done_s),
             stream.longest_ms(staging_s, staged_s),

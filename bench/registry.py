@@ -35,6 +35,6 @@ class Bench:
 
 def benches() -> dict[str, Bench]:
     """All benches by name."""
-    from bench import codec, demo, transfer
+    from bench import codec, demo, rdma_choice, transfer
 
-    return {bench.name: bench for bench in (demo.BENCH, codec.BENCH, transfer.BENCH)}
+    return {bench.name: bench for bench in (demo.BENCH, codec.BENCH, transfer.BENCH, rdma_choice.BENCH)}
