@@ -7,9 +7,12 @@ fails, the answers of the others are read as well. vLLM 0.32 leaves them, and ta
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 BACKEND = "rose"
+_ANSWER_TIMEOUT_S = 600.0
+"""A worker that dies ends the engine before that; one that answers later has the next question answered wrongly."""
 
 
 def register() -> None:
@@ -33,7 +36,8 @@ class _ReadToTheEnd(list[Any]):
                 yield unread.pop(0)
         finally:
             for queue in unread:
-                queue.dequeue()
+                with suppress(TimeoutError):
+                    queue.dequeue(timeout=_ANSWER_TIMEOUT_S)
 
 
 def _read_every_answer() -> None:
