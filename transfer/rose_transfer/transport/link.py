@@ -65,7 +65,8 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
             return
         # What the network does not take at once, asyncio copies: with no room for it, never more than one slice.
-        self._transport.set_write_buffer_limits(high=0)
+        # Not 0: over TLS, asyncio takes an empty buffer for one that has reached that, and pauses for ever.
+        self._transport.set_write_buffer_limits(high=1, low=0)
         self._owner.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
