@@ -56,7 +56,7 @@ class LiveModel:
 
         Raises TransferError if this model cannot be updated in place, or the way is not one to that version of it.
         """
-        layout = self._known_layout()
+        layout = self.layout
         refuse_packed(self._model)
         held = Objects(objects)
         steps = [Step(manifest.from_bytes(held.read(key)), backwards) for key, backwards in way]
@@ -71,15 +71,7 @@ class LiveModel:
 
     def needs(self, packed: Packing) -> tuple[BucketId, ...]:
         """The buckets of a packing that this rank holds. Raises TransferError if that does not fit this model."""
-        return tuple(held.bucket.bucket_id for held in held_buckets(packed, self._known_layout()))
-
-    def _known_layout(self) -> Layout:
-        if self._layout is None:
-            raise TransferError(
-                f"this model cannot be updated in place: {self._trouble}",
-                to_do="start the engine anew from each version",
-            )
-        return self._layout
+        return tuple(held.bucket.bucket_id for held in held_buckets(packed, self.layout))
 
     def _weights_packed(self, layout: Layout, held: Objects, key: str) -> LiveWeights:
         """The model's memory by the packing in an object; found once for each packing."""

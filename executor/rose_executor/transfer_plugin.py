@@ -1,7 +1,6 @@
 """What a vLLM process needs for the weight transfer backend `rose` to be chosen; see `transfer_backend`.
 
-A process whose engine has chosen another backend, or none, notices nothing but this: where one of several workers
-fails, the answers of the others are read as well. vLLM 0.32 leaves them, and takes them for those to its next question.
+A process whose engine has chosen another backend, or none, notices nothing; nor does a vLLM that knows no backends.
 """
 
 from __future__ import annotations
@@ -10,13 +9,23 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from rose.logs import logger
+from rose_executor import vllm_contract
+
+log = logger("transfer plugin")
 BACKEND = "rose"
 _ANSWER_TIMEOUT_S = 600.0
 """A worker that dies ends the engine before that; one that answers later has the next question answered wrongly."""
 
 
 def register() -> None:
-    """Offer the backend in this process. Call it before a model is loaded; again does no harm."""
+    """Offer the backend in this process. Call it before a model is loaded; again does no harm.
+
+    A vLLM that moved what this relies on is left as it is: it may be a user's own, which must not suffer from ours.
+    """
+    if missing := vllm_contract.broken(vllm_contract.BACKEND_RELIES_ON):
+        log.info("the weight transfer backend is not offered", why="; ".join(missing))
+        return
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if BACKEND in WeightTransferEngineFactory._registry:
@@ -41,12 +50,16 @@ class _ReadToTheEnd(list[Any]):
 
 
 def _read_every_answer() -> None:
+    """Where one of several workers fails, read the answers of the others as well.
+
+    vLLM 0.32 leaves them, and takes them for those to its next question.
+    """
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     collective_rpc = MultiprocExecutor.collective_rpc
 
     def reading_all(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self.response_mqs, _ReadToTheEnd):
+        if _is_chosen(self.vllm_config) and not isinstance(self.response_mqs, _ReadToTheEnd):
             self.response_mqs = _ReadToTheEnd(self.response_mqs)
         return collective_rpc(self, *args, **kwargs)
 
@@ -66,11 +79,14 @@ def _keep_weights_unpacked() -> None:
     dispatch = layers.dispatch_cpu_unquantized_gemm
 
     def dispatch_unless_updated(layer: Any, remove_weight: bool) -> None:
-        config = get_current_vllm_config_or_none()
-        chosen = None if config is None else config.weight_transfer_config
-        if chosen is not None and chosen.backend == BACKEND:
+        if _is_chosen(get_current_vllm_config_or_none()):
             layer.cpu_linear = torch.nn.functional.linear
         else:
             dispatch(layer, remove_weight)
 
     layers.dispatch_cpu_unquantized_gemm = dispatch_unless_updated
+
+
+def _is_chosen(vllm_config: Any) -> bool:
+    chosen = None if vllm_config is None else vllm_config.weight_transfer_config
+    return chosen is not None and chosen.backend == BACKEND

@@ -1,8 +1,8 @@
 """What ROSE relies on inside vLLM and vLLM does not promise: checked by name before it is used.
 
 `RELIED_ON` is checked at every start of an engine: one on a vLLM that moved any of these must not start, for it would
-count wrongly or update wrongly, and say nothing. `TRACING_RELIES_ON` is checked before a layout is traced. Written for
-vLLM 0.32.
+count wrongly or update wrongly, and say nothing. `TRACING_RELIES_ON` is checked before a layout is traced,
+`BACKEND_RELIES_ON` before the weight transfer backend is offered. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ RELIED_ON: tuple[Reliance, ...] = (
     ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
     ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
     ("vllm.utils.system_utils", "get_mp_context", ()),
+    ("vllm.distributed.parallel_state", "get_tp_group", ()),
+    ("vllm.distributed.parallel_state", "get_pp_group", ()),
 )
 
 TRACING_RELIES_ON: tuple[Reliance, ...] = (
@@ -58,6 +60,14 @@ TRACING_RELIES_ON: tuple[Reliance, ...] = (
     ),
     ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
     ("vllm.utils.torch_utils", "set_default_torch_dtype", ("dtype",)),
+)
+
+BACKEND_RELIES_ON: tuple[Reliance, ...] = (
+    ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory.register_engine", ("name",)),
+    ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory._registry", ()),
+    ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", ("method",)),
+    ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
+    ("vllm.config", "get_current_vllm_config_or_none", ()),
 )
 
 
@@ -91,3 +101,4 @@ def check(relied_on: Iterable[Reliance] = RELIED_ON) -> None:
 if __name__ == "__main__":
     check()
     check(TRACING_RELIES_ON)
+    check(BACKEND_RELIES_ON)

@@ -1,7 +1,8 @@
 """What ROSE adds to a vLLM process, loaded by vLLM itself through the entry point `vllm.general_plugins`.
 
 Invariants
-- In a process that is not an engine of ROSE, `register` changes nothing.
+- In a process that is not an engine of ROSE, `register` only offers the weight transfer backend `rose`, for who chooses
+  it.
 - Every process of an engine dies with the one that started it.
 """
 
@@ -11,12 +12,13 @@ import os
 from typing import Any
 
 from rose.processes import die_with_parent, forked_children_die_with_parent
-from rose_executor import vllm_contract
+from rose_executor import transfer_plugin, vllm_contract
 from rose_executor.engine_env import EngineEnv
 
 
 def register() -> None:
     """Called by vLLM in the API server, the engine core and every worker; once per interpreter."""
+    transfer_plugin.register()
     env = EngineEnv.read()
     if env is None:
         return

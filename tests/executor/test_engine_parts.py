@@ -39,11 +39,14 @@ def test_an_engine_reads_what_its_owner_set() -> None:
     assert "VLLM_CPU_KVCACHE_SPACE" not in environ
 
 
-def test_the_plugin_does_nothing_in_a_vllm_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plugin_only_offers_its_backend_in_a_vllm_that_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[str] = []
+    monkeypatch.setattr("rose_executor.transfer_plugin.register", lambda: offered.append("rose"))
     monkeypatch.setattr("rose_executor.vllm_plugin.die_with_parent", lambda pid: pytest.fail("touched the process"))
     monkeypatch.setattr(vllm_contract, "check", lambda: pytest.fail("looked at vLLM"))
     assert EngineEnv.read() is None
     register()
+    assert offered == ["rose"]
 
 
 def test_a_changed_environment_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,7 @@ def trace(model: Path, sizes: list[int], answers: Path) -> None:
 
 def live(task: dict[str, Any], answers: Path) -> None:
     """Do what is asked, one deed after the other."""
-    transfer_plugin.register()
-    transfer_plugin.register()
+    transfer_plugin.register()  # vLLM itself does so again, where it loads plugins
     engine = LLM(
         model=task["model"],
         dtype="float32",

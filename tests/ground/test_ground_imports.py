@@ -13,7 +13,7 @@ import rose
 
 HEAVY = {"torch", "vllm", "ray", "transformers"}
 GROUND = sorted(f"rose.{path.stem}" for path in Path(rose.__path__[0]).glob("*.py") if path.stem != "__init__")
-COMMANDS = ["main", "run", "status", "doctor", "job_page", "terminal"]
+COMMANDS = ["main", "run", "status", "doctor", "job_page", "terminal", "weights", "relay"]
 
 
 def loaded_by(code: str) -> set[str]:

@@ -14,8 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from rose_transfer.codec import TILE_ELEMENTS
-from rose_transfer.codec.streams import tile_count
+from rose_transfer.codec.streams import TILE_ELEMENTS, tile_count
 from rose_transfer.layout.box import Box, row_major
 from rose_transfer.layout.layout import Piece
 from rose_transfer.layout.strided import View

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rose_transfer.codec import BUCKET_BYTES_MAX
+from rose_transfer.codec.streams import BUCKET_BYTES_MAX
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.coverage import cover
 from rose_transfer.layout.holdings import Region
