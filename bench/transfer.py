@@ -7,6 +7,7 @@ Parts, to be chosen with --only:
     wan      bytes on that link for one and for eight receivers behind it: see `transfer_wan`; needs root
     codec    one bucket, one core, and pairs of versions from training: see `codec`
     smollm   a real model's optimiser steps: see `smollm`; needs a package from PyPI
+    live     updates of a live engine: see `live_update`
 
 `projected_*` are no measurements: see `transfer_projection`. `projection_error` is how far that model is off at 1 %,
 having been fitted at 0.3 and 3 %.
@@ -26,11 +27,18 @@ from bench.transfer_methods import OURS
 from bench.transfer_model import BUCKETS, MODEL_BYTES
 from bench.transfer_projection import Costs, Point, fitted, projected_s
 from bench.transfer_rounds import LINK_BITS_PER_S, link_bytes_per_s, one_round
+from rose_transfer.codec import BUCKET_BYTES_MAX, TILE_ELEMENTS
 
 NAMED = {"dense": "dense", "xor_zstd": "xor_zstd", "index32": "idx32", "gap_xor_zstd": "gap_xor_zstd", "gloo": "gloo"}
 """Sides by the name that the headline has for them, at 1 %."""
 
 SMOLLM_RATES = ("1e-6", "1e-5")
+LIVE_HEADLINE = (
+    *("pause_ms", "recompute_pause_ms", "dense_pause_ms", "peak_extra_bytes"),
+    *("unpacked_cost_batch_1", "unpacked_cost_batch_8"),
+)
+EXTRA_BYTES_MAX = 2 * BUCKET_BYTES_MAX + TILE_ELEMENTS * 2
+"""Two buckets and one tile of bfloat16."""
 LARGER = {"8b_10gbps": (16.06e9, 10e9, 8), "235b_100gbps": (470e9, 100e9, 64)}
 """Bytes of weights, bits per second and cores at each end."""
 
@@ -59,6 +67,12 @@ def measure_smollm(index: int) -> Run:
     from bench import smollm
 
     return smollm.figures(SMOLLM_RATES)
+
+
+def measure_live(index: int) -> Run:
+    from bench import live_update
+
+    return live_update.measure()
 
 
 def measure_link(index: int) -> dict[str, float | None]:
@@ -128,6 +142,7 @@ PARTS = {
         smollm_package.missing,
         first_run_only=True,
     ),
+    "live": Part(LIVE_HEADLINE, measure_live, _nothing_missing),
 }
 
 
@@ -178,6 +193,8 @@ BENCH = Bench(
         Target("vs_xor_zstd", ">=", 2),
         Target("wan_bytes_ratio", "<=", 1.02),
         *codec.BENCH.targets,
+        Target("pause_ms", "<=", 200),
+        Target("peak_extra_bytes", "<=", EXTRA_BYTES_MAX),
         *(Target(f"smollm_bytes_per_changed_{rate}", "<=", 1.5) for rate in SMOLLM_RATES),
     ),
     measure=measure,

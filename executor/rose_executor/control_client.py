@@ -120,20 +120,26 @@ class ControlClient:
         reply = await self._call("staged version", self._stub.StageVersion, request)
         return Staged(reply.encoded_bytes, reply.verify_ms)
 
-    async def commit(self, version: int) -> Committed:
+    async def commit(self, version: int, *, keep_kv: bool = False) -> Committed:
         """Change to the staged version between two steps; running requests go on under it.
+
+        They recompute their context, which takes as long as a prompt of that length; or, with `keep_kv`, they go on
+        with the keys and values of the old version, which no other request can read then. The token page names the
+        first and the last version of each request.
 
         Raises TransferError if the change failed and was taken back: the old version goes on, whole. Raises
         EngineError if it is not staged (nothing changed) or failed half-way (`describe().poisoned`).
         """
-        request = wire.CommitVersionRequest(version=version)
+        request = wire.CommitVersionRequest(version=version, keep_kv=keep_kv)
         reply = await self._call("committed version", self._stub.CommitVersion, request)
         return Committed(reply.pause_ms, reply.load_ms)
 
-    async def apply(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> Committed:
+    async def apply(
+        self, version: int, objects: Path, way: Sequence[tuple[str, bool]], *, keep_kv: bool = False
+    ) -> Committed:
         """`stage`, then `commit`: what a `Receiver` has fetched becomes what the engine runs."""
         await self.stage(version, objects, way)
-        return await self.commit(version)
+        return await self.commit(version, keep_kv=keep_kv)
 
     async def pause(self) -> None:
         """Stop stepping; requests keep their tokens and wait."""

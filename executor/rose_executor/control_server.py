@@ -84,7 +84,7 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
 
     async def CommitVersion(self, request: Any, context: Any) -> Any:
         async with self._update:
-            done = await self._ask(context, "rose_commit", request.version)
+            done = await self._ask(context, "rose_commit", request.version, request.keep_kv)
         if done["undone"]:
             await fail(context, TransferError(f"version {request.version} was taken back: {done['undone']}"))
         return wire.CommitVersionReply(pause_ms=done["pause_ms"], load_ms=done["load_ms"])

@@ -3,7 +3,7 @@
 Invariants
 - The weight version changes together with the weights, between two steps, after the prefix cache was
   emptied and every running request was set back to recompute its context: no token is ever computed from
-  keys and values of another version.
+  keys and values of another version. Who asks for `keep_kv` lets running requests, and them alone, go on with theirs.
 - A failure before the first write leaves the old version whole and serving. A failure after it is taken back on all
   workers, and the old version goes on; where that fails as well the engine is *poisoned*: paused for good, never mixed
   and serving.
@@ -18,6 +18,8 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 from typing import Any
+
+from rose_executor.kept_kv import rekey
 
 NAMES = ("rose_describe", "rose_layouts", "rose_loaded", "rose_stage", "rose_staged", "rose_commit", "rose_resume")
 
@@ -54,7 +56,7 @@ def rose_staged(self: Any) -> list[dict[str, Any] | None]:
     return result
 
 
-def rose_commit(self: Any, version: int) -> Any:
+def rose_commit(self: Any, version: int, keep_kv: bool) -> Any:
     """Apply the staged version; return what came of it, or a Future of that while a step is in flight.
 
     That is {"undone": "", "pause_ms", "drain_ms", "load_ms"}; or why all was taken back and the old version goes on.
@@ -69,13 +71,13 @@ def rose_commit(self: Any, version: int) -> Any:
     was_paused = self.is_scheduler_paused()
     idle = self.pause_scheduler(mode="keep", clear_cache=False)
     if idle is None:
-        return _apply(self, version, was_paused, began)
+        return _apply(self, version, keep_kv, was_paused, began)
     result: Future[dict[str, Any]] = Future()
 
     def apply_when_idle(done: Future[None]) -> None:
         try:
             done.result()
-            result.set_result(_apply(self, version, was_paused, began))
+            result.set_result(_apply(self, version, keep_kv, was_paused, began))
         except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the result
             result.set_exception(error)
 
@@ -83,10 +85,10 @@ def rose_commit(self: Any, version: int) -> Any:
     return result
 
 
-def _apply(self: Any, version: int, was_paused: bool, began: float) -> dict[str, Any]:
+def _apply(self: Any, version: int, keep_kv: bool, was_paused: bool, began: float) -> dict[str, Any]:
     paused = time.perf_counter()
     try:
-        undone, loaded = _change(self, version)
+        undone, loaded = _change(self, version, keep_kv)
     except BaseException as error:
         self._rose_poisoned = f"version {version} failed half-way: {error}"
         raise
@@ -101,21 +103,26 @@ def _apply(self: Any, version: int, was_paused: bool, began: float) -> dict[str,
     }
 
 
-def _change(self: Any, version: int) -> tuple[str, float]:
+def _change(self: Any, version: int, keep_kv: bool) -> tuple[str, float]:
     """Bring all workers to a version; why that was undone, "" if it was not, and when the weights were written.
 
     Raises whatever leaves the weights mixed, or unknown.
     """
     undone = _first(self.collective_rpc("rose_apply", args=(version,)))
     loaded = time.perf_counter()
-    if not undone and not self.reset_prefix_cache(reset_running_requests=True):
-        undone = "the prefix cache could not be emptied"
+    if not undone:
+        undone = rekey(self.scheduler, version) if keep_kv else _empty_cache(self)
     if not undone:
         _set_version(self, version)
     elif mixed := _first(self.collective_rpc("rose_undo")):
         raise RuntimeError(f"{undone}; it could not be taken back: {mixed}")
     self.collective_rpc("rose_settled")
     return undone, loaded
+
+
+def _empty_cache(self: Any) -> str:
+    emptied = self.reset_prefix_cache(reset_running_requests=True)
+    return "" if emptied else "the prefix cache could not be emptied"
 
 
 def _first(answers: list[str]) -> str:

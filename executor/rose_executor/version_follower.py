@@ -50,7 +50,7 @@ async def wanted_by(control: ControlClient) -> Callable[[Packing], frozenset[Buc
 class VersionFollower:
     """`runs` is the version that the engine was started with, None if that is none of the publisher's.
 
-    `applied` is told of each version that the engine runs.
+    `applied` is told of each version that the engine runs. See `ControlClient.commit` for `keep_kv`.
     """
 
     def __init__(
@@ -60,12 +60,14 @@ class VersionFollower:
         *,
         runs: Offer | None = None,
         fetch_timeout_s: float = 600.0,
+        keep_kv: bool = False,
         applied: Callable[[Followed], None] = lambda followed: None,
     ) -> None:
         self._control = control
         self._receiver = receiver
         self._runs = runs
         self._fetch_timeout_s = fetch_timeout_s
+        self._keep_kv = keep_kv
         self._applied = applied
         self._trusted = True
 
@@ -101,7 +103,9 @@ class VersionFollower:
             deadline_s=self._fetch_timeout_s,
         )
         self._trusted = False
-        committed = await self._control.apply(fetched.version, fetched.objects_folder, fetched.steps)
+        committed = await self._control.apply(
+            fetched.version, fetched.objects_folder, fetched.steps, keep_kv=self._keep_kv
+        )
         self._trusted = True
         self._runs = Offer(fetched.version, fetched.fingerprint)
         await asyncio.to_thread(self._receiver.forget)

@@ -104,10 +104,12 @@ def test_committing_pausing_and_resuming_reach_the_core(tmp_path: Path) -> None:
 
     async def body(control: ControlClient) -> None:
         committed = await control.commit(7)
+        await control.commit(7, keep_kv=True)
         assert (committed.pause_ms, committed.load_ms) == (3.0, 2.0)
         await control.pause()
         await control.resume()
-        assert core.calls[1:] == [("rose_commit", 7), ("pause_scheduler", "keep", False), ("rose_resume",)]
+        commits = [("rose_commit", 7, False), ("rose_commit", 7, True)]
+        assert core.calls[1:] == [*commits, ("pause_scheduler", "keep", False), ("rose_resume",)]
 
     with_socket(tmp_path, core, body)
 

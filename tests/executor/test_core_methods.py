@@ -83,7 +83,7 @@ UNDONE = ["rose_undo", "rose_settled", "resume"]
 
 def test_the_version_changes_after_weights_and_cache_and_before_any_step() -> None:
     core = Core()
-    timings = rose_commit(core, 2)
+    timings = rose_commit(core, 2, False)
     assert core.done == WHOLE
     assert (core.weight_version, core.scheduler.token_page.version, core.paused) == ("2", 2, False)
     assert timings["pause_ms"] >= timings["load_ms"] >= 0
@@ -93,7 +93,7 @@ def test_the_version_changes_after_weights_and_cache_and_before_any_step() -> No
 
 def test_a_step_in_flight_is_awaited() -> None:
     core = Core(in_flight=True)
-    result = rose_commit(core, 2)
+    result = rose_commit(core, 2, False)
     assert (core.done, core.paused) == ([], True)
     assert core.idle is not None
     core.idle.set_result(None)
@@ -103,7 +103,7 @@ def test_a_step_in_flight_is_awaited() -> None:
 
 def test_an_engine_that_was_paused_stays_paused() -> None:
     core = Core(paused=True)
-    rose_commit(core, 2)
+    rose_commit(core, 2, False)
     assert core.done == WHOLE[:-1]
     assert core.paused
 
@@ -111,13 +111,13 @@ def test_an_engine_that_was_paused_stays_paused() -> None:
 def test_a_version_that_is_not_staged_changes_nothing() -> None:
     core = Core(staged=3)
     with pytest.raises(RuntimeError, match="version 2 is not staged"):
-        rose_commit(core, 2)
+        rose_commit(core, 2, False)
     assert core.done == []
     assert not core.paused
 
 
 def commit_to_the_end(core: Core) -> Any:
-    result = rose_commit(core, 2)
+    result = rose_commit(core, 2, False)
     if core.idle is not None:
         core.idle.set_result(None)
         return result.result(timeout=0)
@@ -162,8 +162,23 @@ def test_a_failure_that_is_not_taken_back_poisons_the_engine(options: dict[str, 
     with pytest.raises(RuntimeError, match="poisoned"):
         rose_resume(core)
     with pytest.raises(RuntimeError, match="poisoned"):
-        rose_commit(core, 2)
+        rose_commit(core, 2, False)
     assert core.paused
+
+
+def test_keys_and_values_are_kept_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core()
+    monkeypatch.setattr("rose_executor.core_methods.rekey", lambda scheduler, version: core._did("rekey") or "")
+    assert rose_commit(core, 2, True)["undone"] == ""
+    assert core.done == ["rose_apply", "rekey", "version 2", "rose_settled", "resume"]
+
+
+def test_where_they_cannot_be_kept_the_old_version_goes_on() -> None:
+    core = Core()
+    core.scheduler.connector = object()  # type: ignore[attr-defined]
+    assert "a connector" in rose_commit(core, 2, True)["undone"]
+    assert core.done == ["rose_apply", *UNDONE]
+    assert (core.weight_version, core.paused) == ("1", False)
 
 
 def test_the_version_loaded_at_start_is_named_everywhere() -> None:

@@ -118,7 +118,7 @@ class ScriptedEngine:
         self._stage, self._commit = stage or [], commit or []
         self.runs: list[int] = []
 
-    async def apply(self, version: int, objects: Path, way: object) -> Committed:
+    async def apply(self, version: int, objects: Path, way: object, *, keep_kv: bool) -> Committed:
         for troubles in (self._stage, self._commit):
             if troubles:
                 raise troubles.pop(0)

@@ -102,9 +102,8 @@ async def fresh(rig: Any, folder: Path, prefixes: Sequence[Sequence[int]] = PREF
     )
 
 
-async def change(rig: Any, made: Made) -> Any:
-    await rig.engine.control.stage(made.version, made.objects, made.way)
-    return await rig.engine.control.commit(made.version)
+async def change(rig: Any, made: Made, *, keep_kv: bool = False) -> Any:
+    return await rig.engine.control.apply(made.version, made.objects, made.way, keep_kv=keep_kv)
 
 
 def test_after_each_update_the_live_engine_is_a_fresh_one(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
@@ -183,6 +182,56 @@ def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: W
                 prefixes.append([*prompt(index), *output.output_ids[:at]])
                 live.append(output.top[at])
         assert compare(ProbeScores(tuple(live)), await fresh(rig, made.path, prefixes)) <= PARITY_MAX
+
+    rig.run(run())
+
+
+def test_kept_keys_and_values_are_read_by_nobody_else(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
+    """Streams go on with theirs; whoever asks for the same tokens then gets what a fresh engine says."""
+    rig = fresh_rig
+    prompts = [[(5 + 11 * i + 3 * j) % 90 for j in range(80)] for i in range(3)]
+    progress = dict.fromkeys(range(3), 0)
+
+    async def stream(index: int) -> Any:
+        def count(ids: tuple[int, ...]) -> None:
+            progress[index] += len(ids)
+
+        return await rig.route().generate(
+            f"kept-{index}",
+            prompts[index],
+            max_tokens=400,
+            temperature=0.0,
+            stop_token_ids=(),
+            on_tokens=count,
+        )
+
+    async def same_as_fresh(name: str, path: Path, prefixes: list[list[int]]) -> None:
+        live = await probe_live(rig.route(), prefixes, request_prefix=name)
+        assert compare(live, await fresh(rig, path, prefixes)) <= PARITY_MAX
+
+    async def run() -> None:
+        made = versions.publish(1, updated(masters, 1))
+        again = versions.publish(2, updated(masters, 2), start=1)
+        streams = [asyncio.create_task(stream(index)) for index in range(3)]
+        async with asyncio.timeout(30):
+            while min(progress.values()) < 40:
+                await asyncio.sleep(0.002)
+        await rig.engine.control.pause()
+        await change(rig, made, keep_kv=True)
+        await rig.engine.control.resume()
+        # Blocks of the prompts were filled before the update, and are in use.
+        await same_as_fresh("during", made.path, prompts)
+        outputs = await asyncio.wait_for(asyncio.gather(*streams), 60)
+        whole = []
+        for index, output in enumerate(outputs):
+            assert [span.version for span in output.versions] == [0, 1]
+            count = rig.engine.page.request(f"kept-{index}")
+            assert (count.tokens, count.first_version, count.last_version) == (400, 0, 1)
+            whole.append([*prompts[index], *output.output_ids])
+        # So were others after it, behind contexts of before; they are free now.
+        await same_as_fresh("after", made.path, [tokens[:size] for tokens in whole for size in (160, 300, 479)])
+        await change(rig, again, keep_kv=True)
+        await same_as_fresh("later", again.path, [tokens[:size] for tokens in whole for size in (80, 300)])
 
     rig.run(run())
 

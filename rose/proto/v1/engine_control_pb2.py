@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"rose/proto/v1/engine_control.proto\x12\x07rose.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xab\x01\n\x11\x45ngineDescription\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x11\n\thttp_port\x18\x04 \x01(\r\x12\x16\n\x0eweight_version\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\x08\x12\x10\n\x08poisoned\x18\x07 \x01(\t\x12\x14\n\x0cvllm_version\x18\x08 \x01(\t\"\x10\n\x0eLayoutsRequest\"\x1f\n\x0cLayoutsReply\x12\x0f\n\x07layouts\x18\x01 \x03(\t\".\n\x07WayStep\x12\x10\n\x08manifest\x18\x01 \x01(\t\x12\x11\n\tbackwards\x18\x02 \x01(\x08\"V\n\x13StageVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07objects\x18\x02 \x01(\t\x12\x1d\n\x03way\x18\x03 \x03(\x0b\x32\x10.rose.v1.WayStep\"=\n\x11StageVersionReply\x12\x15\n\rencoded_bytes\x18\x01 \x01(\x04\x12\x11\n\tverify_ms\x18\x02 \x01(\x01\"\'\n\x14\x43ommitVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\"7\n\x12\x43ommitVersionReply\x12\x10\n\x08pause_ms\x18\x01 \x01(\x01\x12\x0f\n\x07load_ms\x18\x02 \x01(\x01\"\x0e\n\x0cPauseRequest\"\x0c\n\nPauseReply\"\x0f\n\rResumeRequest\"\r\n\x0bResumeReply\"J\n\x07\x46\x61ilure\x12\x10\n\x08\x62oundary\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\t\x12\r\n\x05to_do\x18\x04 \x01(\t2\x90\x03\n\rEngineControl\x12@\n\x08\x44\x65scribe\x12\x18.rose.v1.DescribeRequest\x1a\x1a.rose.v1.EngineDescription\x12\x39\n\x07Layouts\x12\x17.rose.v1.LayoutsRequest\x1a\x15.rose.v1.LayoutsReply\x12H\n\x0cStageVersion\x12\x1c.rose.v1.StageVersionRequest\x1a\x1a.rose.v1.StageVersionReply\x12K\n\rCommitVersion\x12\x1d.rose.v1.CommitVersionRequest\x1a\x1b.rose.v1.CommitVersionReply\x12\x33\n\x05Pause\x12\x15.rose.v1.PauseRequest\x1a\x13.rose.v1.PauseReply\x12\x36\n\x06Resume\x12\x16.rose.v1.ResumeRequest\x1a\x14.rose.v1.ResumeReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"rose/proto/v1/engine_control.proto\x12\x07rose.v1\"\x11\n\x0f\x44\x65scribeRequest\"\xab\x01\n\x11\x45ngineDescription\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x11\n\thttp_port\x18\x04 \x01(\r\x12\x16\n\x0eweight_version\x18\x05 \x01(\x04\x12\x0e\n\x06paused\x18\x06 \x01(\x08\x12\x10\n\x08poisoned\x18\x07 \x01(\t\x12\x14\n\x0cvllm_version\x18\x08 \x01(\t\"\x10\n\x0eLayoutsRequest\"\x1f\n\x0cLayoutsReply\x12\x0f\n\x07layouts\x18\x01 \x03(\t\".\n\x07WayStep\x12\x10\n\x08manifest\x18\x01 \x01(\t\x12\x11\n\tbackwards\x18\x02 \x01(\x08\"V\n\x13StageVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07objects\x18\x02 \x01(\t\x12\x1d\n\x03way\x18\x03 \x03(\x0b\x32\x10.rose.v1.WayStep\"=\n\x11StageVersionReply\x12\x15\n\rencoded_bytes\x18\x01 \x01(\x04\x12\x11\n\tverify_ms\x18\x02 \x01(\x01\"8\n\x14\x43ommitVersionRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0f\n\x07keep_kv\x18\x02 \x01(\x08\"7\n\x12\x43ommitVersionReply\x12\x10\n\x08pause_ms\x18\x01 \x01(\x01\x12\x0f\n\x07load_ms\x18\x02 \x01(\x01\"\x0e\n\x0cPauseRequest\"\x0c\n\nPauseReply\"\x0f\n\rResumeRequest\"\r\n\x0bResumeReply\"J\n\x07\x46\x61ilure\x12\x10\n\x08\x62oundary\x18\x01 \x01(\t\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x10\n\x08\x65xpected\x18\x03 \x01(\t\x12\r\n\x05to_do\x18\x04 \x01(\t2\x90\x03\n\rEngineControl\x12@\n\x08\x44\x65scribe\x12\x18.rose.v1.DescribeRequest\x1a\x1a.rose.v1.EngineDescription\x12\x39\n\x07Layouts\x12\x17.rose.v1.LayoutsRequest\x1a\x15.rose.v1.LayoutsReply\x12H\n\x0cStageVersion\x12\x1c.rose.v1.StageVersionRequest\x1a\x1a.rose.v1.StageVersionReply\x12K\n\rCommitVersion\x12\x1d.rose.v1.CommitVersionRequest\x1a\x1b.rose.v1.CommitVersionReply\x12\x33\n\x05Pause\x12\x15.rose.v1.PauseRequest\x1a\x13.rose.v1.PauseReply\x12\x36\n\x06Resume\x12\x16.rose.v1.ResumeRequest\x1a\x14.rose.v1.ResumeReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,19 +46,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGEVERSIONREPLY']._serialized_start=427
   _globals['_STAGEVERSIONREPLY']._serialized_end=488
   _globals['_COMMITVERSIONREQUEST']._serialized_start=490
-  _globals['_COMMITVERSIONREQUEST']._serialized_end=529
-  _globals['_COMMITVERSIONREPLY']._serialized_start=531
-  _globals['_COMMITVERSIONREPLY']._serialized_end=586
-  _globals['_PAUSEREQUEST']._serialized_start=588
-  _globals['_PAUSEREQUEST']._serialized_end=602
-  _globals['_PAUSEREPLY']._serialized_start=604
-  _globals['_PAUSEREPLY']._serialized_end=616
-  _globals['_RESUMEREQUEST']._serialized_start=618
-  _globals['_RESUMEREQUEST']._serialized_end=633
-  _globals['_RESUMEREPLY']._serialized_start=635
-  _globals['_RESUMEREPLY']._serialized_end=648
-  _globals['_FAILURE']._serialized_start=650
-  _globals['_FAILURE']._serialized_end=724
-  _globals['_ENGINECONTROL']._serialized_start=727
-  _globals['_ENGINECONTROL']._serialized_end=1127
+  _globals['_COMMITVERSIONREQUEST']._serialized_end=546
+  _globals['_COMMITVERSIONREPLY']._serialized_start=548
+  _globals['_COMMITVERSIONREPLY']._serialized_end=603
+  _globals['_PAUSEREQUEST']._serialized_start=605
+  _globals['_PAUSEREQUEST']._serialized_end=619
+  _globals['_PAUSEREPLY']._serialized_start=621
+  _globals['_PAUSEREPLY']._serialized_end=633
+  _globals['_RESUMEREQUEST']._serialized_start=635
+  _globals['_RESUMEREQUEST']._serialized_end=650
+  _globals['_RESUMEREPLY']._serialized_start=652
+  _globals['_RESUMEREPLY']._serialized_end=665
+  _globals['_FAILURE']._serialized_start=667
+  _globals['_FAILURE']._serialized_end=741
+  _globals['_ENGINECONTROL']._serialized_start=744
+  _globals['_ENGINECONTROL']._serialized_end=1144
 # @@protoc_insertion_point(module_scope)

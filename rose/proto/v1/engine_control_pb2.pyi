@@ -68,10 +68,12 @@ class StageVersionReply(_message.Message):
     def __init__(self, encoded_bytes: _Optional[int] = ..., verify_ms: _Optional[float] = ...) -> None: ...
 
 class CommitVersionRequest(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "keep_kv")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    KEEP_KV_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    keep_kv: bool
+    def __init__(self, version: _Optional[int] = ..., keep_kv: _Optional[bool] = ...) -> None: ...
 
 class CommitVersionReply(_message.Message):
     __slots__ = ("pause_ms", "load_ms")
