@@ -1,7 +1,7 @@
 """An update of a live engine: the gap that it leaves in a running stream, the memory that it takes, what it costs.
 
 A real vLLM engine on CPU with 151 million parameters in bfloat16, not packed, and versions of which 1 % differs. Each
-of `UPDATES` updates comes into the middle of a stream of its own.
+of the updates comes into the middle of a stream of its own; figures are medians over `UPDATES` of a kind.
 
     pause_ms                  the longest time between two tokens of the stream around the commit; its keys and values
                               are kept
@@ -40,7 +40,7 @@ from rose_executor.token_route import TokenRoute, open_session
 from rose_executor.warm_process import WarmProcess
 from rose_transfer import snapshot
 
-UPDATES = 4
+UPDATES = 8
 STREAM_TIMEOUT_S = 120
 QUIET_TOKENS = 160
 STREAM_TOKENS_MAX = 960
@@ -169,6 +169,7 @@ class _Round:
         columns = [median(column) for column in zip(*kept, strict=True)]
         return {
             **dict(zip(names, columns, strict=True)),
+            "pause_ms_max": max(row[0] for row in kept),
             "recompute_pause_ms": median(recomputed),
             "quiet_gap_ms": median(quiet),
         }

@@ -142,7 +142,7 @@ PARTS = {
         smollm_package.missing,
         first_run_only=True,
     ),
-    "live": Part(LIVE_HEADLINE, measure_live, _nothing_missing),
+    "live": Part(LIVE_HEADLINE, measure_live, _nothing_missing, first_run_only=True),
 }
 
 
