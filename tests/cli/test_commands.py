@@ -38,7 +38,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Trainer:
     return made
 
 
-@pytest.mark.parametrize("command", ["run", "demo", "status", "doctor", "job-file"])
+@pytest.mark.parametrize("command", ["run", "demo", "status", "doctor", "job-file", "weights", "relay"])
 def test_every_command_explains_itself(rose: Any, command: str) -> None:
     assert command in rose("--help").out
     ended = rose(command, "--help")
