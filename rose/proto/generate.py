@@ -5,8 +5,8 @@ Needs the compiler of the `dev` extra (grpcio-tools); using the generated module
 
 from __future__ import annotations
 
+import subprocess
 import sys
-from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,22 +20,22 @@ def generate(out_dir: Path) -> None:
 
     Raises ContractError if the compiler refuses.
     """
-    from grpc_tools import protoc  # type: ignore[import-untyped]
-
     root = PROTO_DIR.parents[2]
     protos = sorted(PROTO_DIR.glob("*.proto"))
     services = [path for path in protos if "\nservice " in path.read_text()]
     include = [f"-I{root}", f"-I{files('grpc_tools') / '_proto'}"]
-    _compile([*include, f"--python_out={out_dir}", f"--pyi_out={out_dir}"], protos, protoc.main)
-    _compile([*include, f"--grpc_python_out={out_dir}"], services, protoc.main)
+    _compile([*include, f"--python_out={out_dir}", f"--pyi_out={out_dir}"], protos)
+    _compile([*include, f"--grpc_python_out={out_dir}"], services)
     for stub in out_dir.rglob("*_pb2.pyi"):
         # The compiler writes bare `Mapping`s, which a strict type checker refuses.
         stub.write_text(f"# mypy: ignore-errors\n{stub.read_text()}")
 
 
-def _compile(options: list[str], protos: list[Path], protoc: Callable[[list[str]], int]) -> None:
+def _compile(options: list[str], protos: list[Path]) -> None:
+    """Run the compiler, in a process of its own: NIXL brings other libraries of the same names, and both would crash."""
     names = [str(path.relative_to(PROTO_DIR.parents[2])) for path in protos]
-    if protoc(["protoc", *options, *names]) != 0:
+    done = subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *names], check=False)
+    if done.returncode != 0:
         raise ContractError(f"protoc refused {', '.join(names)}", to_do="read its message above")
 
 
