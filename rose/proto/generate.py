@@ -32,7 +32,7 @@ def generate(out_dir: Path) -> None:
 
 
 def _compile(options: list[str], protos: list[Path]) -> None:
-    """Run the compiler, in a process of its own: NIXL brings other libraries of the same names, and both would crash."""
+    """Run the compiler in a process of its own: beside the libraries that NIXL brings both would crash."""
     names = [str(path.relative_to(PROTO_DIR.parents[2])) for path in protos]
     done = subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, *names], check=False)
     if done.returncode != 0:
