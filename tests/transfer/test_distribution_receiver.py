@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -11,15 +12,16 @@ from distribution_tools import PATIENT, Engine, line, offered, site, until
 from store_tools import PACKING, first_weights, moved
 from transport_tools import TOKEN, fetched
 
-from rose.errors import ContractError
+from rose.errors import ContractError, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution import Offer, Receiver
+from rose_transfer.distribution import Offer, Receiver, shelf
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.distribution.way import WayAsk
 from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.shared_memory import SharedMemoryClient, SharedMemoryServer
+from rose_transfer.transport.tcp import TcpServer
 
 
 def test_from_nothing_then_onwards_then_back(memory_path: Path) -> None:
@@ -188,6 +190,71 @@ def test_one_fetch_at_a_time(memory_path: Path) -> None:
             assert isinstance(both[1], ContractError)
             assert not isinstance(both[0], BaseException)
         store.close()
+
+    asyncio.run(check())
+
+
+def test_what_a_cancelled_fetch_still_does_on_disk_ends_before_the_next_one_looks(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would take away, or keep as whole, the file that the next one writes to."""
+    held_up, go_on = threading.Event(), threading.Event()
+    hash_of = shelf._hash_of
+
+    def slow(path: Path) -> str | None:
+        found = hash_of(path)
+        if path.parent.name == "arriving" and not go_on.is_set():
+            held_up.set()
+            assert go_on.wait(PATIENT)
+        return found
+
+    monkeypatch.setattr(shelf, "_hash_of", slow)
+
+    async def check() -> None:
+        store, history = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
+            receiver, engine = here.receiver(port), Engine()
+            first = asyncio.create_task(receiver.fetch(None, None, 1, deadline_s=PATIENT))
+            await until(held_up.is_set)
+            first.cancel()
+            await asyncio.wait([first])
+            second = asyncio.create_task(engine.move(receiver, 1))
+            await until(lambda: any("end of reading" in wait.what for wait in here.waits.snapshot()))
+            go_on.set()
+            await second
+            assert engine.has(history[1])
+            (step,) = store.steps(None, 1)
+            sizes = [store.objects.size_bytes(key) for key in (step.manifest.key, *step.manifest.object_keys())]
+            assert here.counted[0].object_bytes == sum(size or 0 for size in sizes), "nothing was fetched twice"
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_an_answer_larger_than_any_way_is_not_believed(memory_path: Path) -> None:
+    class Endless:
+        size_bytes = 2**50
+
+        def read_at(self, offset: int, length: int) -> bytes:
+            return bytes(length)
+
+        def close(self) -> None:
+            pass
+
+    class Source:
+        def has(self, key: str) -> bool:
+            return True
+
+        def open(self, key: str) -> Endless:
+            return Endless()
+
+    async def check() -> None:
+        async with site(memory_path) as here:
+            server = TcpServer(Source(), token=TOKEN, waits=here.waits)
+            await server.start()
+            with pytest.raises(TransferError, match=f"{2**50} bytes"):
+                await here.receiver(server.port).fetch(None, None, 1, deadline_s=PATIENT)
+            await server.close()
 
     asyncio.run(check())
 

@@ -25,6 +25,11 @@ def land(shelf: Shelf, key: str, content: bytes) -> None:
     arrival.finish()
 
 
+def keep(shelf: Shelf, content: bytes) -> None:
+    land(shelf, object_key(content), content)
+    shelf.take(object_key(content))
+
+
 def test_an_arrival_knows_how_far_it_came(memory_path: Path) -> None:
     path = memory_path / "object"
     first = Arrival(path, 10_000)
@@ -75,7 +80,7 @@ def test_only_what_has_the_hash_of_its_key_is_kept(memory_path: Path) -> None:
 
 
 def test_what_a_loss_of_power_spoiled_is_not_here(memory_path: Path) -> None:
-    Shelf(memory_path, None).put(CONTENT)
+    keep(Shelf(memory_path, None), CONTENT)
     path = memory_path / "objects" / KEY
     path.write_bytes(CONTENT[:-1] + b"?")
     assert not Shelf(memory_path, None).has(KEY)
@@ -98,7 +103,7 @@ def test_what_lies_beside_is_linked_unless_it_is_damaged(memory_path: Path) -> N
 def test_what_is_in_use_is_not_tidied_away(memory_path: Path) -> None:
     shelf = Shelf(memory_path, None)
     for content in (b"used", b"kept", b"neither"):
-        shelf.put(content)
+        keep(shelf, content)
     for key in (KEY, object_key(b"half")):
         shelf.arrival(key, 100).room(100)
     shelf.use(object_key(b"used"))
@@ -110,6 +115,23 @@ def test_what_is_in_use_is_not_tidied_away(memory_path: Path) -> None:
     shelf.keep_only(())
     assert shelf.objects.known() == ()
     assert list((memory_path / "arriving").iterdir()) == []
+
+
+def test_files_of_others_are_left_where_they_are(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    keep(shelf, CONTENT)
+    stray = memory_path / "arriving" / "notes.txt"
+    stray.write_text("not of a shelf")
+    shelf.keep_only(())
+    assert shelf.objects.known() == ()
+    assert stray.exists()
+
+
+def test_a_shelf_whose_folder_is_gone_says_so(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    (memory_path / "arriving").rmdir()
+    with pytest.raises(TransferError, match="cannot be tidied"):
+        shelf.keep_only(())
 
 
 def test_an_adopted_object_replaces_a_damaged_one_and_counts(memory_path: Path) -> None:

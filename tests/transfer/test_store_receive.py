@@ -90,6 +90,23 @@ def test_what_breaks_off_leaves_nothing(source: Store, relay: Store, history: di
     assert relay.objects.used_bytes == 0
 
 
+def test_a_version_is_there_although_what_nobody_needs_cannot_be_removed(
+    source: Store, relay: Store, history: dict[int, list[Bits]]
+) -> None:
+    (step,) = source.delta(None, 1)
+    with relay.receive(step.manifest) as missing:
+        for key in missing:
+            relay.objects.put(source.objects.read(key))
+        stray = relay.folder / "objects" / relay.objects.put(b"of no version")
+        stray.unlink()
+        stray.mkdir()
+    assert same(list(relay.read(1)), history[1])
+    stray.rmdir()
+    (step,) = source.delta(1, 2)
+    fetch(source, relay, step.manifest)
+    assert stray.name not in relay.objects.known(), "the next one tidies it away"
+
+
 def test_a_delta_on_a_version_that_is_not_there(source: Store, relay: Store, history: dict[int, list[Bits]]) -> None:
     (step,) = source.delta(2, 3)
     with pytest.raises(TransferError, match="version 2 is not here to go on from"):

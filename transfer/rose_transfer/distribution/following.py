@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from rose.errors import TransferError
@@ -76,7 +77,7 @@ class Following:
         return way
 
     async def _ask(self, ask: WayAsk) -> Way:
-        landing = MemoryLanding()
+        landing = MemoryLanding(bytes_max=TEXT_BYTES_MAX)
         try:
             await self._client.fetch(ask.key, landing, deadline_s=self._left_s())
         except ObjectMissing as error:
@@ -88,7 +89,7 @@ class Following:
         return way
 
     async def _manifest(self, key: str) -> Manifest:
-        return manifest.from_bytes(await self._from_disk(self._shelf.objects.read, key))
+        return manifest.from_bytes(await self._from_disk(key, self._shelf.objects.read, key))
 
     async def _wanted_sizes(self, found: Manifest) -> dict[str, int]:
         """Keys and sizes of the objects that are wanted of a manifest, whose packing is brought."""
@@ -102,7 +103,7 @@ class Following:
 
     async def _choose(self, key: str, wanted: Wanted) -> frozenset[BucketId]:
         if key not in self._chosen:
-            described = packing.from_bytes(await self._from_disk(self._shelf.objects.read, key))
+            described = packing.from_bytes(await self._from_disk(key, self._shelf.objects.read, key))
             self._chosen[key] = frozenset(wanted(described))
         return self._chosen[key]
 
@@ -131,19 +132,22 @@ class Following:
 
     async def _bring(self, key: str, size_bytes: int | None) -> None:
         self._shelf.use(key)
-        if await self._from_disk(self._shelf.has, key):
+        if await self._from_disk(key, self._shelf.has, key):
             return
-        arrival = self._shelf.arrival(key, TEXT_BYTES_MAX if size_bytes is None else _OBJECT_BYTES_MAX)
+        bytes_max = TEXT_BYTES_MAX if size_bytes is None else min(size_bytes, _OBJECT_BYTES_MAX)
+        arrival = self._shelf.arrival(key, bytes_max)
         before = arrival.complete_bytes
         try:
             await self._client.fetch(key, arrival, size_bytes=size_bytes, resume_from=before, deadline_s=self._left_s())
         finally:
             self.received_bytes += arrival.complete_bytes - before
-        await self._from_disk(arrival.finish)
-        await self._from_disk(self._shelf.take, key)
+        await self._from_disk(key, arrival.finish)
+        await self._from_disk(key, self._shelf.take, key)
 
-    async def _from_disk(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
-        working = asyncio.to_thread(work, *arguments, **named)
+    async def _from_disk(self, key: str, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
+        """`work` on the object of `key`, after what was begun there before."""
+        disk = self._shelf.disk(key)
+        working = asyncio.get_running_loop().run_in_executor(disk, partial(work, *arguments, **named))
         return await self._waits.within(working, "end of reading or writing", "the disk", _DISK_S, boundary="transfer")
 
     def _left_s(self) -> float:

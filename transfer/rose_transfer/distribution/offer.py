@@ -15,6 +15,10 @@ from rose_transfer.transport.interface import Announcement
 _KEY = re.compile(r"version-(0|[1-9][0-9]{0,18})-([0-9a-f]{64})")
 
 
+class MalformedOffer(TransferError):
+    """What was announced is no version of weights: the server is another one than it should be, or broken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A version and its fingerprint (see `store.manifest`)."""
@@ -28,10 +32,10 @@ class Offer:
 
 
 def offer_of(announced: Announcement) -> Offer:
-    """The offer in an announcement. Raises TransferError if it is none."""
+    """The offer in an announcement. Raises MalformedOffer if it is none."""
     found = _KEY.fullmatch(announced.key)
     if found is None or int(found[1]) != announced.version:
-        raise TransferError(
+        raise MalformedOffer(
             f"version {announced.version} is announced as {announced.key[:80]!r}",
             expected="version-<number>-<fingerprint>",
             to_do="connect to a publisher or a relay of weights",

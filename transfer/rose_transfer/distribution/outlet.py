@@ -2,7 +2,7 @@
 
 Invariants
 - A version is announced once it is whole on disk, and only if its number rises.
-- After `reopen` everything may be offered again, lower numbers too: every connection was cut in between, so no
+- Once closed and opened again everything may be offered, lower numbers too: every connection was cut in between, so no
   receiver takes one lineage for another.
 """
 
@@ -16,11 +16,18 @@ from rose_transfer.store import Store
 from rose_transfer.transport.interface import ObjectServer, ObjectSource
 
 MakeServer = Callable[[ObjectSource], ObjectServer]
-"""For example `partial(TcpServer, token=token, waits=waits, port=7070)`."""
+"""For example `partial(TcpServer, token=token, waits=waits, port=7070)`.
+
+Called again by a relay that begins another lineage, after the server made before was closed. So it must make what
+closes with that server too, an `RdmaLender` say.
+"""
 
 
 class Outlet:
-    """Offers `store` on each of `serve`, from `open` until `close`. The store is not closed with it."""
+    """Offers `store` on servers that `serve` makes, from `open` until `close`, after which it may be opened again.
+
+    The store is not closed with it.
+    """
 
     def __init__(self, store: Store, serve: Sequence[MakeServer]) -> None:
         self._store = store
@@ -50,11 +57,6 @@ class Outlet:
         self._announced = None
         if self._source is not None:
             self._source.close()
-
-    async def reopen(self) -> None:
-        """Begin anew. Raises as `open`."""
-        await self.close()
-        await self.open()
 
     def announce_newest(self) -> None:
         """Offer the newest version, if it has not been."""

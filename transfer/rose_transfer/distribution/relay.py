@@ -4,8 +4,8 @@
     folder/incoming     what is on its way, see `receiver`
 
 Invariants
-- A version is offered once it is whole and proven here. Until then, and while the upstream is away, what was there
-  before goes on being served.
+- A version is offered once it is whole and proven here, whatever fails afterwards. Until then, and while the upstream
+  is away or announces nonsense, what was there before goes on being served.
 - The slow link carries each version once: whole when the relay begins, in deltas from then on, in one merged delta
   after it fell behind. Who joins here is served from here.
 - What has arrived survives a kill, so a relay goes on from there.
@@ -106,8 +106,13 @@ class Relay:
         return self._outlet.servers
 
     async def run(self) -> None:
-        """Follow the upstream until cancelled. Raises Refused if it does not accept the token."""
+        """Follow the upstream until cancelled.
+
+        Raises Refused if it does not accept the token, TransferError once the client was closed.
+        """
         while True:
+            # Also the version that is whole here although something failed after its mark was written.
+            self._outlet.announce_newest()
             offer = await next_offer(self._client, self._held(), self._watch_s)
             if offer is None or self._has(offer):
                 continue
@@ -121,7 +126,7 @@ class Relay:
                     await asyncio.sleep(_RETRY_S)
 
     def _has(self, offer: Offer) -> bool:
-        """Whether nothing is to be done: the upstream may be behind, too."""
+        """Whether nothing is to be done: the offer is newest here, or an older one, of an upstream that is behind."""
         return self._held() is not None and self.store.holds(offer.version, offer.fingerprint)
 
     def _held(self) -> Offer | None:
@@ -161,7 +166,11 @@ class Relay:
             await self._in_thread(self._take_in, fetched)
         else:
             await self._begin_anew(fetched)
-        await self._in_thread(self._receiver.forget)
+        try:
+            await self._in_thread(self._receiver.forget)
+        except (TransferError, DeadlineExceeded) as error:
+            # It goes with what the next version leaves.
+            log.warning("what arrived is not tidied away", version=offer.version, why=str(error))
         return received_bytes
 
     async def _begin_anew(self, fetched: Fetched) -> None:

@@ -7,6 +7,8 @@ Invariants
 - What `has` says is here was compared with its key by this process, since a loss of power spoils what it likes.
 - An object is taken in by a rename: a killed process leaves it here or there, never in between.
 - What is in use is not tidied away: it was entered before it was looked for.
+- The thread of `disk` does all work on an object, in its order: what a fetch that was given up has begun ends before
+  the next one looks at that object.
 
 Methods that read or write the disk take their time, and may be called from threads.
 """
@@ -16,11 +18,15 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
 from rose_transfer.store.files import disk_trouble
+from rose_transfer.store.objects import is_key
+
+_DISK_THREADS = 4
 
 
 class Shelf:
@@ -41,6 +47,11 @@ class Shelf:
         self._compared: set[str] = set()
         self._guard = threading.Lock()
         self._in_use: set[str] = set()
+        self._disks = [ThreadPoolExecutor(1, thread_name_prefix="rose-shelf") for _ in range(_DISK_THREADS)]
+
+    def disk(self, key: str) -> ThreadPoolExecutor:
+        """Does one thing after the other with that object; others may be in other threads."""
+        return self._disks[int(key[:8], 16) % _DISK_THREADS]
 
     def use(self, key: str) -> None:
         """Do not tidy this object away, here by now or not, until `release`."""
@@ -60,10 +71,6 @@ class Shelf:
             self._compared.add(key)
         return key in self._compared
 
-    def put(self, data: bytes) -> None:
-        """Keep an object. Raises NoRoom or TransferError."""
-        self._compared.add(self.objects.put(data))
-
     def arrival(self, key: str, bytes_max: int) -> Arrival:
         """Where the object of that key is fetched into."""
         return Arrival(self._arriving / key, bytes_max)
@@ -81,8 +88,12 @@ class Shelf:
             raise LostObject(f"what was received is not object {key[:12]}", to_do="get it again, or from elsewhere")
 
     def keep_only(self, needed: Collection[str]) -> None:
-        """Remove everything else that is not in use, what is arriving included. Raises TransferError."""
-        arriving = [path.name for path in self._arriving.iterdir()]
+        """Remove everything else that is not in use, what is arriving included. Raises TransferError.
+
+        Files that are not of a shelf stay.
+        """
+        with disk_trouble(f"{self._arriving} cannot be tidied"):
+            arriving = [path.name for path in self._arriving.iterdir() if is_key(path.name)]
         for key in (*self.objects.known(), *arriving):
             with self._guard:
                 if key not in needed and key not in self._in_use:

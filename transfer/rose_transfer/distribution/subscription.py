@@ -3,6 +3,7 @@
 Invariants
 - The newest version comes first and none twice in a row; what was overtaken is skipped.
 - A server that is away, or that answers nothing, is asked on for ever. The open wait says so, and the log says it once.
+- What a server announces that is no offer is passed over, and the log says so: it may be replaced by one of weights.
 - A server that counts from the beginning again is noticed, though its numbers are lower: each time that no news came
   in time, the newest version of all is asked for as well.
 """
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator
 
 from rose.errors import DeadlineExceeded
 from rose.logs import logger
-from rose_transfer.distribution.offer import Offer, offer_of
+from rose_transfer.distribution.offer import MalformedOffer, Offer, offer_of
 from rose_transfer.transport.interface import ObjectClient
 
 log = logger("weights")
@@ -35,8 +36,7 @@ async def offers(client: ObjectClient, after: Offer | None, watch_s: float) -> A
 async def next_offer(client: ObjectClient, after: Offer | None, watch_s: float) -> Offer | None:
     """The newest version as soon as it is another one than `after`, None if it was not for a while.
 
-    The server may hold the question for `watch_s` seconds. Raises Refused, or TransferError if the client was closed
-    or the server is none of weights.
+    The server may hold the question for `watch_s` seconds. Raises Refused, or TransferError if the client was closed.
     """
     newest = await _newest(client, 0 if after is None else after.version + 1, watch_s)
     if newest is None and after is not None:
@@ -56,4 +56,11 @@ async def _newest(client: ObjectClient, at_least: int, watch_s: float) -> Offer 
             continue
         if away:
             log.info("the server of new weights answers again")
-        return None if announced is None else offer_of(announced)
+        if announced is None:
+            return None
+        try:
+            return offer_of(announced)
+        except MalformedOffer as error:
+            log.warning("an announcement is passed over", why=str(error))
+            # The server holds the question for whatever follows.
+            at_least = announced.version + 1

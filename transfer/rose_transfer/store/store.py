@@ -99,7 +99,8 @@ class Store(StoreWriter):
         whether that is the one that was published is for the caller to know.
 
         Raises TransferError if an object is missing or another one than the manifest says, if the base is not here, or
-        if base or version are here with other bits; nothing of it is left then.
+        if base or version are here with other bits; nothing of it is left then. What cannot be tidied away once the
+        version is there is only logged.
         """
         with self._alone():
             self._incoming = (*self._incoming, incoming)
@@ -107,12 +108,13 @@ class Store(StoreWriter):
             yield tuple(sorted(key for key in incoming.object_keys() if not self.objects.has(key)))
             with self._alone():
                 self._take_over(incoming)
-        finally:
-            with self._alone():
-                waiting = list(self._incoming)
-                waiting.remove(incoming)
-                self._incoming = tuple(waiting)
-                self._remove_unneeded()
+        except BaseException:
+            self._received(incoming)
+            raise
+        try:
+            self._received(incoming)
+        except TransferError as error:
+            log.warning("what nobody needs stays until the next version", version=incoming.version, why=str(error))
 
     def collect(self, keep: int, pinned: Collection[int] = ()) -> tuple[int, ...]:
         """Retire all versions but the last `keep` and those pinned, and say which; then compact what is left."""
@@ -177,6 +179,14 @@ class Store(StoreWriter):
             self.load(incoming, entry)
         self._write_manifest(incoming)
         self._write_mark(incoming.version, incoming.fingerprint)
+
+    def _received(self, incoming: Manifest) -> None:
+        """Remove what no version needs, `incoming` being one or not."""
+        with self._alone():
+            waiting = list(self._incoming)
+            waiting.remove(incoming)
+            self._incoming = tuple(waiting)
+            self._remove_unneeded()
 
     def _take_held(self, base: int | None, packing: Packing) -> _Held:
         """The bits of `base`, which the caller then changes; without buckets if there are none to go on from."""

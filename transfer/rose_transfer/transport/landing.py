@@ -1,6 +1,7 @@
 """Where fetched bytes are put: the caller's memory, memory of our own, or a file.
 
 Invariants
+- A size is what a server says: one that cannot be is an error of ours, before anything of that size is made.
 - A file's whole room is reserved on disk before its first byte is written: a full disk is an error in `room`, never
   a signal in the middle of a copy.
 """
@@ -16,16 +17,19 @@ from rose.errors import TransferError
 
 
 class MemoryLanding:
-    """Lands in `buffer`, which must have exactly the object's size, or, if None, in memory made to measure."""
+    """Lands in `buffer`, which must have exactly the object's size, or, if None, in memory made to measure.
 
-    def __init__(self, buffer: memoryview | bytearray | None = None) -> None:
+    That is at most `bytes_max` bytes, None for what there is memory for.
+    """
+
+    def __init__(self, buffer: memoryview | bytearray | None = None, *, bytes_max: int | None = None) -> None:
         self.complete_bytes = 0
+        self._bytes_max = bytes_max
         self._view = None if buffer is None else memoryview(buffer).cast("B")
 
     def room(self, size_bytes: int) -> memoryview:
         if self._view is None:
-            # Pages of a fresh map are touched once, by the bytes themselves; a bytearray would be zeroed first.
-            self._view = memoryview(mmap.mmap(-1, size_bytes) if size_bytes else bytearray())
+            self._view = self._memory(size_bytes)
         if self._view.nbytes != size_bytes:
             raise TransferError(
                 f"an object of {size_bytes} bytes for a buffer of {self._view.nbytes}",
@@ -33,6 +37,15 @@ class MemoryLanding:
                 to_do="take the size from the manifest",
             )
         return self._view
+
+    def _memory(self, size_bytes: int) -> memoryview:
+        if self._bytes_max is not None and size_bytes > self._bytes_max:
+            raise TransferError(f"an object of {size_bytes} bytes", expected=f"at most {self._bytes_max}")
+        try:
+            # Pages of a fresh map are touched once, by the bytes themselves; a bytearray would be zeroed first.
+            return memoryview(mmap.mmap(-1, size_bytes) if size_bytes else bytearray())
+        except (OSError, OverflowError) as error:
+            raise TransferError(f"no memory for {size_bytes} bytes: {error}", to_do="fetch it into a file") from error
 
     @property
     def bytes_view(self) -> memoryview:
@@ -64,10 +77,10 @@ class FileLanding:
                 return memoryview(mmap.mmap(descriptor, size_bytes))
             finally:
                 os.close(descriptor)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             free = shutil.disk_usage(self.path.parent).free if self.path.parent.is_dir() else 0
             raise TransferError(
-                f"no room for {size_bytes} bytes at {self.path}: {error.strerror}",
+                f"no room for {size_bytes} bytes at {self.path}: {error}",
                 expected=f"{size_bytes} bytes free, there are {free}",
                 to_do="free space or choose another folder",
             ) from error
