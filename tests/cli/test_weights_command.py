@@ -13,8 +13,9 @@ import pytest
 
 from rose.cli.weights import size
 from rose_transfer.layout.layout import Parameter
-from rose_transfer.store import Store
+from rose_transfer.store import Store, StoreReader
 from rose_transfer.store.packing import pack_whole
+from rose_transfer.store.survey import verify
 
 PACKING = pack_whole({"embed": Parameter((40, 8), "bfloat16"), "norm\x1b[2J": Parameter((8,), "float32")})
 
@@ -98,6 +99,19 @@ def test_whatever_is_damaged_is_told_with_status_1(rose: Any, folder: Path, kind
     told = json.loads(rose("weights", "verify", folder, "--json").out)["problems"]
     assert len(told) >= 1
     assert told[0] in ended.out.splitlines()
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_what_a_trainer_removes_meanwhile_is_no_damage(folder: Path, kept: int) -> None:
+    reader = StoreReader(folder)
+    store = Store(folder)
+    bits = [bucket + 1 for bucket in store.read(3)]
+    store.publish(4, PACKING, bits, base=3)
+    store.collect(kept)
+    assert verify(reader) == ()
+    spoil(min(path for path in (folder / "objects").iterdir() if path.read_bytes()[:4] == b"RDLT"))
+    assert verify(StoreReader(folder)) != ()
+    store.close()
 
 
 def test_a_version_that_cannot_be_had_is_listed_as_lost(rose: Any, folder: Path) -> None:

@@ -167,6 +167,28 @@ def test_a_write_that_fails_leaves_nothing(
     assert objects.read(objects.put(DATA)) == DATA
 
 
+@pytest.mark.parametrize("taken", ["put", "adopted"])
+def test_what_is_not_replaced_counts_as_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: str) -> None:
+    objects = Objects(tmp_path)
+    key = objects.put(DATA)
+    (tmp_path / key).write_bytes(b"damaged")
+    objects = Objects(tmp_path)
+    arrived = tmp_path / "arrived" / key
+    arrived.parent.mkdir()
+    arrived.write_bytes(DATA)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files_module.os, "rename", fail)
+        with pytest.raises(TransferError):
+            objects.put(DATA) if taken == "put" else objects.adopt(arrived)
+    assert (objects.known(), objects.used_bytes) == ((key,), len(b"damaged"))
+    objects.remove(key)
+    assert (objects.known(), objects.used_bytes) == ((), 0)
+
+
 def test_a_write_that_takes_less_than_it_was_given_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(files_module.os, "write", lambda descriptor, data: write(descriptor, data[:7]))

@@ -95,11 +95,11 @@ class Objects:
             if _holds(path, data):
                 self._count(key, len(data))
                 return key
-            self._reserve(key, len(data))
+            earlier = self._reserve(key, len(data))
             try:
                 write_whole(path, data)
             except BaseException:
-                self._forget(key)
+                self._count(key, earlier)
                 raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -119,14 +119,14 @@ class Objects:
             if placed.exists() and os.path.samefile(path, placed):
                 return
             size = flush_file(path)
-            self._reserve(key, size)
+            earlier = self._reserve(key, size)
             draft = self._folder / f"{DRAFT_PREFIX}{key}"
             try:
                 draft.unlink(missing_ok=True)
                 os.link(path, draft)
                 os.rename(draft, placed)
             except BaseException:
-                self._forget(key)
+                self._count(key, earlier)
                 draft.unlink(missing_ok=True)
                 raise
 
@@ -157,7 +157,7 @@ class Objects:
         path = self._path(key)
         with disk_trouble(f"object {key[:12]} cannot be removed"):
             path.unlink(missing_ok=True)
-        self._forget(key)
+        self._count(key, None)
 
     def flush(self) -> None:
         """Make all objects put so far outlast a loss of power. Raises TransferError if the disk fails."""
@@ -174,22 +174,25 @@ class Objects:
             raise LostObject(f"{key[:80]!r} is no key", expected="64 hex digits")
         return self._folder / key
 
-    def _reserve(self, key: str, size: int) -> None:
-        """Count an object before it is written, so that two at once cannot go over the limit together."""
+    def _reserve(self, key: str, size: int) -> int | None:
+        """Count an object before it is written, so that two at once cannot go over the limit together.
+
+        Returns its size before, to count if it is not written: a damaged one, which stays then. None if there was none.
+        """
         with self._guard:
-            used = self._used - self._sizes.get(key, 0)
+            earlier = self._sizes.get(key)
+            used = self._used - (earlier or 0)
             if self._bytes_max is not None and used + size > self._bytes_max:
                 raise _no_room(self._folder, size, max(0, self._bytes_max - used))
             self._sizes[key], self._used = size, used + size
+            return earlier
 
-    def _count(self, key: str, size: int) -> None:
+    def _count(self, key: str, size: int | None) -> None:
+        """The object has that size, None if it is not there."""
         with self._guard:
-            self._used += size - self._sizes.get(key, 0)
-            self._sizes[key] = size
-
-    def _forget(self, key: str) -> None:
-        with self._guard:
-            self._used -= self._sizes.pop(key, 0)
+            self._used += (size or 0) - self._sizes.pop(key, 0)
+            if size is not None:
+                self._sizes[key] = size
 
 
 class OpenObject:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,22 +49,41 @@ def listing(store: StoreReader) -> tuple[VersionRow, ...]:
 
 
 def verify(store: StoreReader) -> tuple[str, ...]:
-    """Read every object and rebuild every version; what is wrong, a line each. Reads as much as all of that is."""
-    problems = list(store.not_counted)
+    """Read every object and rebuild every version; what is wrong, a line each. Reads as much as all of that is.
+
+    A writer may go on meanwhile: what it has removed is not wrong, and what it has added is not looked at.
+    """
+    wrong = _wrong(store)
+    while wrong:
+        store.scan()
+        again = {thing: line for thing, line in _wrong(store, wrong).items() if thing in wrong}
+        if again.keys() == wrong.keys():
+            break
+        wrong = again
+    return tuple(wrong.values())
+
+
+def _wrong(store: StoreReader, among: Collection[str] | None = None) -> dict[str, str]:
+    """By what it is that is wrong, a line that says so; with `among`, other buckets and versions are not read."""
+    wrong = {line: line for line in store.not_counted}
     for found in store.manifests():
         for entry in found.buckets:
-            try:
-                store.load(found, entry)
-            except TransferError as error:
-                base = "nothing" if found.base is None else f"version {found.base}"
-                problems.append(f"from {base} to version {found.version}, bucket {entry.bucket_id}: {error}")
+            thing = f"{entry.bucket_id} of {found.key}"
+            if among is None or thing in among:
+                try:
+                    store.load(found, entry)
+                except TransferError as error:
+                    base = "nothing" if found.base is None else f"version {found.base}"
+                    wrong[thing] = f"from {base} to version {found.version}, bucket {entry.bucket_id}: {error}"
     for version in store.versions():
-        try:
-            for _ in store.read(version):
-                pass
-        except TransferError as error:
-            problems.append(f"version {version}: {error}")
-    return tuple(problems)
+        thing = f"version {version}"
+        if among is None or thing in among:
+            try:
+                for _ in store.read(version):
+                    pass
+            except TransferError as error:
+                wrong[thing] = f"version {version}: {error}"
+    return wrong
 
 
 def diff(store: StoreReader, old: int, new: int) -> tuple[ParameterChange, ...]:
