@@ -31,6 +31,7 @@ from rose_transfer.layout.layout import Layout
 from rose_transfer.layout.layout_json import from_json
 
 FAILURE_KEY = "rose-failure-bin"
+STAGE_TIMEOUT_S = 600.0
 _ERRORS: dict[str, type[RoseError]] = {
     kind.boundary: kind for kind in (ClusterError, ConfigError, ContractError, EngineError, TransferError)
 }
@@ -77,7 +78,7 @@ class Committed:
 
 class ControlClient:
     """One engine's control socket. Every method raises EngineError if the engine does not answer, and
-    DeadlineExceeded if it does not answer in time; `timeout_s` is per call.
+    DeadlineExceeded if it does not answer in time; `timeout_s` is per call, but for staging, which reads a whole model.
     """
 
     def __init__(self, socket_path: Path, *, engine_id: str, waits: WaitBoard, timeout_s: float = 30.0) -> None:
@@ -117,7 +118,9 @@ class ControlClient:
         """
         steps = [wire.WayStep(manifest=key, backwards=backwards) for key, backwards in way]
         request = wire.StageVersionRequest(version=version, objects=str(objects), way=steps)
-        reply = await self._call("staged version", self._stub.StageVersion, request)
+        reply = await self._call(
+            "staged version", self._stub.StageVersion, request, max(self._timeout_s, STAGE_TIMEOUT_S)
+        )
         return Staged(reply.encoded_bytes, reply.verify_ms)
 
     async def commit(self, version: int, *, keep_kv: bool = False) -> Committed:
@@ -160,20 +163,21 @@ class ControlClient:
     ) -> None:
         await self.close()
 
-    async def _call(self, what: str, method: Callable[..., Any], request: Any) -> Any:
+    async def _call(self, what: str, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return await self._waits.within(
-                method(request, timeout=self._timeout_s), what, self._engine_id, self._timeout_s, boundary="engine"
+                method(request, timeout=timeout_s), what, self._engine_id, timeout_s, boundary="engine"
             )
         except grpc.aio.AioRpcError as error:
-            raise self._translated(what, error) from error
+            raise self._translated(what, error, timeout_s) from error
 
-    def _translated(self, what: str, error: grpc.aio.AioRpcError) -> RoseError:
+    def _translated(self, what: str, error: grpc.aio.AioRpcError, timeout_s: float) -> RoseError:
         for key, value in error.trailing_metadata() or ():
             if key == FAILURE_KEY and isinstance(value, bytes):
                 failure = wire.Failure.FromString(value)
                 kind = _ERRORS.get(failure.boundary, EngineError)
                 return kind(failure.what, expected=failure.expected, to_do=failure.to_do)
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
-            return DeadlineExceeded(f"{self._engine_id}: no {what} after {self._timeout_s:g} s", boundary="engine")
+            return DeadlineExceeded(f"{self._engine_id}: no {what} after {timeout_s:g} s", boundary="engine")
         return EngineError(f"{self._engine_id}: no {what}: {error.code().name.lower()}: {error.details()}")

@@ -8,7 +8,8 @@ Invariants
   only when it answers.
 - The engine's weight version is named before the first request can arrive.
 - When the engine core is lost, so is this process.
-- Staging and committing exclude one another; a commit is refused unless exactly that version is staged.
+- Staging and committing exclude one another, also where a caller has given up meanwhile; a commit is refused unless
+  exactly that version is staged.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import asyncio
 import os
 import signal
 from argparse import Namespace
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -44,6 +45,7 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
         self._vllm_version = vllm_version
         self._core = core
         self._update = asyncio.Lock()
+        self._working: set[asyncio.Future[Any]] = set()
 
     async def Describe(self, request: Any, context: Any) -> Any:
         state = await self._ask(context, "rose_describe")
@@ -66,6 +68,12 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
         return wire.LayoutsReply(layouts=[worker["layout"] for worker in workers])
 
     async def StageVersion(self, request: Any, context: Any) -> Any:
+        return await self._to_its_end(self._stage(request, context))
+
+    async def CommitVersion(self, request: Any, context: Any) -> Any:
+        return await self._to_its_end(self._commit(request, context))
+
+    async def _stage(self, request: Any, context: Any) -> Any:
         async with self._update:
             way = [(step.manifest, step.backwards) for step in request.way]
             await self._ask(context, "rose_stage", request.version, request.objects, way)
@@ -82,12 +90,25 @@ class ControlServicer(EngineControlServicer):  # type: ignore[misc]
             verify_ms=max(worker["verify_ms"] for worker in workers),
         )
 
-    async def CommitVersion(self, request: Any, context: Any) -> Any:
+    async def _commit(self, request: Any, context: Any) -> Any:
         async with self._update:
             done = await self._ask(context, "rose_commit", request.version, request.keep_kv)
         if done["undone"]:
             await fail(context, TransferError(f"version {request.version} was taken back: {done['undone']}"))
         return wire.CommitVersionReply(pause_ms=done["pause_ms"], load_ms=done["load_ms"])
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which goes on and keeps others out also where its caller has given up."""
+        task = asyncio.ensure_future(work)
+        self._working.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self._working.discard(task)
+        if not task.cancelled():
+            # Told to the caller, if there still is one.
+            task.exception()
 
     async def Pause(self, request: Any, context: Any) -> Any:
         await self._ask(context, "pause_scheduler", "keep", False)

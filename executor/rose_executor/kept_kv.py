@@ -5,7 +5,8 @@ After an update a request in flight either recomputes its context, or goes on wi
 Invariants
 - No block that was filled before the update is found by any request's prefix any more.
 - What a kept request fills from then on, under the new version but behind an old context, is found by that very
-  request alone: its hashes are salted with its own id, and those that follow are chained to them.
+  request alone: its hashes are salted with its own id, and those that follow are chained to them. One that has not
+  filled a block yet is given a salt for its first.
 - Requests that hold nothing yet are untouched: they compute everything under the new version.
 
 Written for vLLM 0.32, whose own reset refuses while blocks are in use.
@@ -27,6 +28,7 @@ def rekey(scheduler: Any, version: int) -> str:
     for block in pool.blocks:
         block.reset_hash()
     for request in scheduler.running:
-        salt = f"{version} {request.request_id} ".encode()
-        request.block_hashes[:] = [hashlib.sha256(salt + found).digest() for found in request.block_hashes]
+        salt = f"{version} {request.request_id}"
+        request.cache_salt = salt
+        request.block_hashes[:] = [hashlib.sha256(salt.encode() + found).digest() for found in request.block_hashes]
     return ""

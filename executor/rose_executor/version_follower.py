@@ -7,7 +7,7 @@ Invariants
   anew; a version that is refused `ATTEMPTS` times is left, and the engine stays on its own, until another is offered.
 
     receiver = Receiver(client, folder, waits=waits, wanted=await wanted_by(control))
-    await VersionFollower(control, receiver, waits=waits).run()
+    await VersionFollower(control, receiver).run()
 """
 
 from __future__ import annotations
@@ -102,11 +102,16 @@ class VersionFollower:
             offer.version,
             deadline_s=self._fetch_timeout_s,
         )
-        self._trusted = False
-        committed = await self._control.apply(
-            fetched.version, fetched.objects_folder, fetched.steps, keep_kv=self._keep_kv
-        )
-        self._trusted = True
+        pause_ms = 0.0
+        if fetched.steps:
+            self._trusted = False
+            committed = await self._control.apply(
+                fetched.version, fetched.objects_folder, fetched.steps, keep_kv=self._keep_kv
+            )
+            self._trusted, pause_ms = True, committed.pause_ms
         self._runs = Offer(fetched.version, fetched.fingerprint)
-        await asyncio.to_thread(self._receiver.forget)
-        self._applied(Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, committed.pause_ms))
+        self._applied(Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, pause_ms))
+        try:
+            await asyncio.to_thread(self._receiver.forget)
+        except TransferError as error:
+            log.warning("what was applied is not removed yet", why=str(error))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,11 @@ class _Stage:
     update: LiveUpdate | None = None
     verify_ms: float = 0.0
     error: str = ""
+    given_up: threading.Event = field(default_factory=threading.Event)
 
     def close(self) -> None:
+        """Waits for a stage that still reads, until it has looked at `given_up`: at most one bucket's time."""
+        self.given_up.set()
         if self.thread is not None:
             self.thread.join()
         if self.update is not None:
@@ -61,13 +64,10 @@ class WeightWorker:
             return {"layout": "", "error": str(error)}
 
     def rose_stage(self, version: int, objects: str, way: Sequence[tuple[str, bool]]) -> None:
-        """Begin to stage a way to a version (see `LiveModel.update`); a stage that was not applied is dropped."""
-        if self.rose_stage_now is not None:
-            self.rose_stage_now.close()
+        """Begin to stage a way to a version (see `LiveModel.update`); a stage that was not applied is given up."""
         stage = _Stage(version)
-        stage.thread = threading.Thread(
-            target=self.rose_read, args=(stage, Path(objects), way), name="rose stage", daemon=True
-        )
+        work = (stage, self.rose_stage_now, Path(objects), way)
+        stage.thread = threading.Thread(target=self.rose_read, args=work, name="rose stage", daemon=True)
         self.rose_stage_now = stage
         stage.thread.start()
 
@@ -115,12 +115,14 @@ class WeightWorker:
         if stage is not None:
             stage.close()
 
-    def rose_read(self, stage: _Stage, objects: Path, way: Sequence[tuple[str, bool]]) -> None:
-        """Body of the staging thread."""
+    def rose_read(self, stage: _Stage, before: _Stage | None, objects: Path, way: Sequence[tuple[str, bool]]) -> None:
+        """Body of the staging thread. The stage before, whose room it takes, ends first; no step waits for either."""
         began = time.perf_counter()
         try:
+            if before is not None:
+                before.close()
             stage.update = self.rose_model.update(stage.version, objects, [(key, back) for key, back in way])
-            stage.update.stage()
+            stage.update.stage(stage.given_up.is_set)
         except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to the one who asked to stage
             stage.error = _words(error)
             if stage.update is not None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 
@@ -52,6 +53,9 @@ from rose_transfer.store.packing import pack_whole
 
 log = logger("publisher")
 PUBLISHED_DTYPE = "bfloat16"
+STORE_TIMEOUT_S = 600.0
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +100,10 @@ class Publisher:
     """
 
     def __init__(self, folder: Path, base_dir: Path, keep: int, supervisor: EngineSupervisor, waits: WaitBoard) -> None:
+        self._shapes = model_shapes(base_dir)
         self._store = Store(folder / "store")
         self._folders = VersionFolders(folder / "folders", self._store, base_dir)
-        self._shapes = model_shapes(base_dir)
+        self._announced = -1
         self._packing = pack_whole({name: Parameter(shape, PUBLISHED_DTYPE) for name, shape in self._shapes.items()})
         self._supervisor = supervisor
         self._waits = waits
@@ -116,6 +121,14 @@ class Publisher:
 
     def stop(self) -> None:
         self._driver.stop()
+
+    def close(self) -> None:
+        """Let go of the store, in which nothing is written any more. What is stored stays."""
+        self._store.close()
+
+    async def _in_thread(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        thread = asyncio.to_thread(work, *args, **kwargs)
+        return await self._waits.within(thread, what, "weight store", STORE_TIMEOUT_S, boundary="transfer")
 
     @contextlib.asynccontextmanager
     async def held(self, version: int, by: str) -> AsyncIterator[Snapshot]:
@@ -136,8 +149,9 @@ class Publisher:
         Raises TransferError if a tensor is missing, wrong or not finite, or it cannot be written; earlier versions are
         untouched.
         """
-        made = await asyncio.to_thread(self._store_version, version, state)
+        made = await self._in_thread(f"stored version {version}", self._store_version, version, state)
         await self._driver.send(Published(version, made.fingerprint))
+        self._announced = version
         return made
 
     def _store_version(self, version: int, state: Mapping[str, torch.Tensor]) -> PublishedVersion:
@@ -163,8 +177,7 @@ class Publisher:
 
     async def starting(self, engine_id: str, lost_incarnation: str | None) -> Snapshot:
         """What a (re)starting engine loads; pinned until `joined`."""
-        newest = self._store.newest
-        assert newest is not None
+        newest = self._announced
         before = self._starting.get(engine_id)
         if before is None or before.version != newest:
             await self._driver.send(Pinned(newest, f"start of {engine_id}"))
@@ -192,7 +205,7 @@ class Publisher:
             if state.phase(engine_id) is EnginePhase.LAGGING:
                 raise TransferError(
                     f"{engine_id} does not take version {version}: {state.trouble().get(engine_id, '')}",
-                    expected="a snapshot that verifies against its manifest",
+                    expected="a version whose objects are sound, and an engine that can be updated in place",
                 )
             self._core.stepped.clear()
             await self._core.stepped.wait()
@@ -207,14 +220,14 @@ class Publisher:
                 log.error("engine is replaced", engine_id=action.engine_id, version=action.version, why=action.why)
                 await self._supervisor.replace(action.incarnation, action.why)
             case Retire():
-                await asyncio.to_thread(self._store.retire, action.version)
+                await self._in_thread(f"end of version {action.version}", self._store.retire, action.version)
         return []
 
     async def _stage(self, order: Stage) -> VersionEvent:
         try:
             engine = await self._ordered(order.incarnation)
             start = None if order.engine_id in self._begins_anew else self._core.state.engine_version(order.engine_id)
-            steps = await asyncio.to_thread(self._store.delta, start, order.version)
+            steps = await self._in_thread(f"way to version {order.version}", self._store.delta, start, order.version)
             way = [(step.manifest.key, step.backwards) for step in steps]
             await engine.control.stage(order.version, self._store.folder / "objects", way)
         except RoseError as error:

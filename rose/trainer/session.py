@@ -145,6 +145,8 @@ class Session:
                 await supervisor.stop()
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
+        finally:
+            publisher.close()
 
     async def _train(
         self,

@@ -26,10 +26,26 @@ class VersionFolders:
         self._base_dir = base_dir
         self._taken: dict[int, int] = {}
         self._made: dict[int, Snapshot] = {}
+        self._giving: set[asyncio.Future[None]] = set()
         self._making = asyncio.Lock()
 
     async def take(self, version: int) -> Snapshot:
         """The folder of a version. Raises TransferError if the version cannot be read, or the disk is full."""
+        taking = asyncio.ensure_future(self._take(version))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            # A thread writes on all the same: what it makes has to be taken into account, and to go again.
+            taking.add_done_callback(lambda taken: self._not_wanted(version, taken))
+            raise
+
+    def _not_wanted(self, version: int, taken: asyncio.Future[Snapshot]) -> None:
+        if not taken.cancelled() and taken.exception() is None:
+            giving = asyncio.ensure_future(self.give_back(version))
+            self._giving.add(giving)
+            giving.add_done_callback(self._giving.discard)
+
+    async def _take(self, version: int) -> Snapshot:
         async with self._making:
             if version not in self._made:
                 self._made[version] = await asyncio.to_thread(self._make, version)

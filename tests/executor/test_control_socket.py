@@ -190,7 +190,7 @@ def test_an_error_travels_whole(tmp_path: Path) -> None:
         control = ControlClient(tmp_path / "x.sock", engine_id="engine-0", waits=WaitBoard())
         metadata = grpc.aio.Metadata(*context.failure.items())
         error = grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, grpc.aio.Metadata(), metadata)
-        received = control._translated("thing", error)
+        received = control._translated("thing", error, 10.0)
         await control.close()
         return received
 

@@ -96,6 +96,7 @@ class ScriptedReceiver:
         self._trouble = trouble or []
         self.starts: list[tuple[int | None, str | None, int]] = []
         self.forgotten = 0
+        self.forget_trouble: TransferError | None = None
 
     async def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
         for offer in self._offers:
@@ -109,6 +110,8 @@ class ScriptedReceiver:
 
     def forget(self) -> None:
         self.forgotten += 1
+        if self.forget_trouble is not None:
+            raise self.forget_trouble
 
 
 class ScriptedEngine:
@@ -143,6 +146,14 @@ def test_each_version_is_fetched_from_the_one_before() -> None:
     assert engine.runs == [5, 7]
     assert follower.runs == offer(7)
     assert receiver.forgotten == 2
+
+
+def test_a_disk_that_does_not_forget_is_no_refusal() -> None:
+    engine, receiver = ScriptedEngine(), ScriptedReceiver([offer(5), offer(6)])
+    receiver.forget_trouble = TransferError("the disk")
+    assert follow(engine, receiver, runs=offer(4)).runs == offer(6)
+    assert engine.runs == [5, 6]
+    assert receiver.starts == [(4, "bits of 4", 5), (5, "bits of 5", 6)]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.trainer.policy import Weights, load_policy, rounded_bf16
 from rose.trainer.publisher import Applied, Publisher
 from rose.waits import WaitBoard
-from rose_transfer.snapshot import WEIGHTS
+from rose_transfer.snapshot import WEIGHTS, Snapshot
 from rose_transfer.store import Objects, StoreReader, manifest
 from rose_transfer.store import files as store_files
 from rose_transfer.store.buckets import unpack
@@ -47,6 +47,7 @@ class Bench:
                 group.create_task(self.publisher.run())
                 await body()
                 self.publisher.stop()
+            self.publisher.close()
 
         asyncio.run(whole())
 
@@ -271,6 +272,33 @@ def test_a_version_that_cannot_be_written_leaves_no_trace_and_the_engine_on_the_
 
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_folder_whose_taker_was_cancelled_goes_again_and_can_be_taken(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        await bench.publish(0)
+        folders = bench.publisher._folders
+        going = asyncio.Event()
+        loop, real = asyncio.get_running_loop(), folders._make
+
+        def make(version: int) -> Snapshot:
+            loop.call_soon_threadsafe(going.set)
+            return real(version)
+
+        monkeypatch.setattr(folders, "_make", make)
+        taking = asyncio.create_task(folders.take(0))
+        await going.wait()
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        assert (await folders.take(0)).path.is_dir()
+        await folders.give_back(0)
+        await settled()
+        assert bench.folders() == []
+
+    bench.run(body)
 
 
 def test_weights_that_are_not_finite_are_never_published(bench: Bench) -> None:

@@ -107,6 +107,56 @@ def test_every_tile_that_fails_takes_the_update_back(
         assert same_bits(memory, kept), name
 
 
+@pytest.mark.parametrize("start", [1, None], ids=["steps", "anew"])
+@pytest.mark.parametrize("written", [0, 1, 5])
+def test_weights_left_half_written_are_never_called_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int | None, written: int
+) -> None:
+    """Memory that fails in the middle of a run, as that of a device may."""
+    layout = rank_layout(dtype="float32")
+    line = Line(tmp_path, [layout])
+    weights, _ = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(start, 2))
+    change.stage()
+    real, copies = torch.Tensor.copy_, 0
+
+    def failing(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        nonlocal copies
+        if tensor.dtype == torch.float32:
+            copies += 1
+            if copies > written:
+                raise MemoryError("no memory on the device")
+        return real(tensor, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", failing)
+    with pytest.raises(TransferError, match="left half-written"):
+        change.commit()
+    with pytest.raises(TransferError, match="left half-written"):
+        change.roll_back()
+
+
+def test_a_stage_that_is_given_up_ends(tmp_path: Path) -> None:
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, _ = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    with pytest.raises(TransferError, match="given up"):
+        change.stage(lambda: True)
+    with pytest.raises(TransferError, match="nothing is staged"):
+        change.commit()
+
+
+def test_float32_memory_is_staged_in_the_room_of_a_bucket(tmp_path: Path) -> None:
+    layout = rank_layout(dtype="float32")
+    line = Line(tmp_path, [layout])
+    weights, _ = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    with torch.profiler.profile(profile_memory=True) as profile:
+        change.stage()
+    largest = max((event.cpu_memory_usage for event in profile.events() if event.cpu_memory_usage > 0), default=0)
+    assert largest <= max(bucket.dense_bytes for bucket in line.packing.buckets)
+
+
 def test_a_rollback_that_fails_is_told_apart(tmp_path: Path) -> None:
     layout = rank_layout()
     line = Line(tmp_path, [layout])

@@ -7,6 +7,7 @@ Invariants
   and must not be used.
 - Each run of tiles is journaled when it has been changed. To take an update back undoes the journal in reverse order,
   each tile against its check; a way that overwrites cannot be undone, and is taken back only before its first write.
+  Neither can a run that was left half-written: it is known to have begun.
 
 Memory: encoded deltas up to `DELTA_BYTES_MAX`, beyond that they are read again from disk at commit, one by one; and
 the room for copies, at most one bucket.
@@ -52,17 +53,20 @@ class LiveUpdate:
         self._read_object = read_object
         self._deltas: dict[tuple[int, int], Delta] = {}
         self._journal: list[_Entry] = []
+        self._begun: _Entry | None = None
         self._staged = False
         self.encoded_bytes = 0
 
-    def stage(self) -> None:
-        """See the invariants.
+    def stage(self, given_up: Callable[[], bool] = lambda: False) -> None:
+        """See the invariants. Ends with TransferError soon after `given_up` says so.
 
         Raises WrongBase if the live weights are not those that the way begins at, LostObject or MalformedDelta if an
         object is not what its manifest says, TransferError if the steps do not follow each other.
         """
         held_bytes = 0
         for place in self._weights.places:
+            if given_up():
+                raise TransferError("the stage was given up for another one")
             current = self._weights.hash_of(place) if self._needs_base else None
             for number, step in enumerate(self._steps):
                 entry = step.manifest.buckets[place]
@@ -89,6 +93,8 @@ class LiveUpdate:
 
     def roll_back(self) -> None:
         """Undo what `commit` did, all of it or as far as it got. Raises TransferError if that cannot be undone."""
+        if self._begun is not None:
+            raise TransferError("weights were left half-written", to_do="start the engine from a whole version")
         while self._journal:
             entry = self._journal[-1]
             step = self._steps[entry.step]
@@ -104,6 +110,7 @@ class LiveUpdate:
         """Give back the memory that the update took. It can neither be committed nor taken back any more."""
         self._deltas.clear()
         self._journal.clear()
+        self._begun = None
         self._staged = False
         self._weights.free_scratch()
 
@@ -127,10 +134,16 @@ class LiveUpdate:
             )
 
     def _apply(self, number: int, place: int, *, backwards: bool) -> None:
-        def journal(first: int, end: int) -> None:
-            self._journal.append(_Entry(number, place, first))
-
-        self._weights.apply(place, self._delta(number, place), backwards=backwards, journal=journal)
+        delta = self._delta(number, place)
+        for first in self._weights.runs(place):
+            self._begun = _Entry(number, place, first)
+            try:
+                self._weights.apply_run(place, first, delta, backwards=backwards)
+            except WrongBase:
+                self._begun = None
+                raise
+            self._journal.append(self._begun)
+            self._begun = None
 
     def _delta(self, number: int, place: int) -> Delta:
         kept = self._deltas.get((number, place))

@@ -4,7 +4,7 @@ Invariants
 - What is read from a bucket are the bits of its elements, whatever the form in which memory holds them: a bfloat16
   element kept as float32 counts as the bfloat16 it is, and as none if it is not exactly one.
 - Padding and tensors that are no part of the model are never written.
-- Tiles of a bucket are changed all or none, unless the memory itself fails.
+- The tiles of a run are changed all or none, unless the memory itself fails.
 
 Weights on a device are read and written over copies in host memory.
 """
@@ -44,7 +44,10 @@ class LiveWeights:
     def __init__(self, layout: Layout, packing: Packing, tensors: Mapping[str, torch.Tensor]) -> None:
         self._held = {held.place: held for held in held_buckets(packing, layout)}
         self._flat = _flat_tensors(layout, tensors)
-        self._runs = {place: tile_runs(held, self._is_plain(held)) for place, held in self._held.items()}
+        self._runs = {
+            place: {run.first: run for run in tile_runs(held, self._is_plain(held))}
+            for place, held in self._held.items()
+        }
         for held in self._held.values():
             for region in held.regions:
                 for piece in region.pieces:
@@ -63,29 +66,21 @@ class LiveWeights:
         """
         held = self._held[place]
         whole = CopiedRun(0, tile_count(held.bucket.elements), held.bucket.elements, ())
-        for run in self._runs[place]:
+        for run in self._runs[place].values():
             self._read(held, run, self._room(held, whole)[run.first * TILE_ELEMENTS :])
         return bucket_hash(self._bits(held, self._room(held, whole)))
 
-    def apply(self, place: int, delta: Delta, *, backwards: bool, journal: Callable[[int, int], None]) -> None:
-        """Apply (backwards: undo) a delta of a bucket; `journal(first, end)` is told after each run of tiles.
-
-        Raises WrongBase if a tile holds other weights: no tile of that run is changed.
-        """
-        for run in self._runs[place]:
-            self._apply_run(self._held[place], run, delta, backwards=backwards)
-            journal(run.first, run.end)
+    def runs(self, place: int) -> tuple[int, ...]:
+        """The runs of a bucket that are changed one by one, each by its first tile."""
+        return tuple(self._runs[place])
 
     def apply_run(self, place: int, first: int, delta: Delta, *, backwards: bool) -> None:
-        """`apply` for the one run that begins with tile `first`."""
-        run = next(run for run in self._runs[place] if run.first == first)
-        self._apply_run(self._held[place], run, delta, backwards=backwards)
+        """Apply (backwards: undo) the tiles of one run of a delta of a bucket.
 
-    def free_scratch(self) -> None:
-        """Give back the room for copies, up to a bucket, that reading and applying have left."""
-        self._scratch = None
-
-    def _apply_run(self, held: HeldBucket, run: Run, delta: Delta, *, backwards: bool) -> None:
+        Raises WrongBase if a tile holds other weights: nothing of the run is changed then. After any other error, some
+        of it may be.
+        """
+        held, run = self._held[place], self._runs[place][first]
         if isinstance(run, DirectRun):
             upto = min(run.end * TILE_ELEMENTS, held.bucket.elements)
             elements = upto - run.first * TILE_ELEMENTS
@@ -98,6 +93,10 @@ class LiveWeights:
         delta.apply_tiles(self._bits(held, room), run.first, run.end, backwards=backwards, held_from=run.first)
         self._write(run, room)
 
+    def free_scratch(self) -> None:
+        """Give back the room for copies, up to a bucket, that reading and applying have left."""
+        self._scratch = None
+
     def _read(self, held: HeldBucket, run: Run, room: torch.Tensor) -> None:
         """Fill the beginning of `room` with the elements of a run."""
         if isinstance(run, DirectRun):
@@ -105,11 +104,11 @@ class LiveWeights:
             room[:elements].copy_(self._flat[run.tensor][run.offset : run.offset + elements])
             return
         for copy in run.copies:
-            local = _view(self._flat[copy.tensor], copy.local)
-            if local.dtype == room.dtype:
-                _view(room, copy.within_run).copy_(local)
+            flat, within = self._flat[copy.tensor], _view(room, copy.within_run)
+            if flat.dtype == room.dtype:
+                within.copy_(_view(flat, copy.local))
             else:
-                _narrow(local, _view(room, copy.within_run), held, copy)
+                _narrow(flat, copy, within, held.bucket.dtype)
 
     def _write(self, run: CopiedRun, room: torch.Tensor) -> None:
         for copy in run.copies:
@@ -163,16 +162,22 @@ def _check_form(holder: str, parameter: str, published: str, flat: torch.Tensor)
     assert flat.element_size() >= LANE_BYTES[published]
 
 
-def _narrow(local: torch.Tensor, room: torch.Tensor, held: HeldBucket, copy: PartCopy) -> None:
-    """Copy the upper halves of float32 elements; by their bits, for a conversion would make all NaNs one."""
-    bits = local.view(torch.int32).cpu()
-    if bool(torch.any(bits & 0xFFFF)):
+def _narrow(flat: torch.Tensor, copy: PartCopy, room: torch.Tensor, published: str) -> None:
+    """Copy the upper halves of float32 elements; by their bits, for a conversion would make all NaNs one.
+
+    The halves are seen where they lie (low first, as on every machine that runs this): a copy of them would take more
+    memory than the weights themselves.
+    """
+    halves, view = flat.view(torch.int16), copy.local
+    strides = tuple(2 * stride for stride in view.strides)
+    low, high = (_view(halves, View(2 * view.offset + half, view.sizes, strides)) for half in (0, 1))
+    if bool(low.any()):
         raise TransferError(
-            f"{copy.tensor} in memory has an element that is no {held.bucket.dtype}",
+            f"{copy.tensor} in memory has an element that is no {published}",
             expected="weights that were published and not changed since",
             to_do="bring the engine to a whole version",
         )
-    room.view(torch.int16).copy_(bits >> 16)
+    room.view(torch.int16).copy_(high)
 
 
 def _view(flat: torch.Tensor, view: View) -> torch.Tensor:
