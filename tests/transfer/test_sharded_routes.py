@@ -105,7 +105,7 @@ def test_near_sends_before_one_that_was_asked_for_less() -> None:
     layouts = [replace(tools.whole_layout("", MODEL), holder=f"rank {rank}") for rank in range(3)]
     for bucket in PACKING.buckets:
         made = plan(Sources(layouts), bucket_layout(PACKING, bucket), near="rank 2")
-        assert set(made.elements_from()) == {"rank 2"}
+        assert {segment.holder for segment in made.segments} == {"rank 2"}
 
 
 CALLS = [

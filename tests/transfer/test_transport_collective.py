@@ -8,6 +8,7 @@ import sys
 import threading
 from dataclasses import replace
 from random import Random
+from unittest.mock import MagicMock
 
 import pytest
 import torch.distributed
@@ -26,6 +27,7 @@ from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
+from rose_transfer.transport import nccl_collective
 from rose_transfer.transport.carried import CarriedClient
 from rose_transfer.transport.collective import CollectiveBorrower
 from rose_transfer.transport.gloo_collective import GlooCollective
@@ -137,6 +139,19 @@ def test_missing_cupy_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPa
     with pytest.raises(TransferError, match="CuPy, which is not installed") as caught:
         NcclCollective()
     assert "rose-rl[gpu]" in caught.value.to_do
+
+
+def test_an_end_without_room_for_a_piece_leaves_the_communicator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in for CuPy joins any pair, and has no memory: no machine with one GPU has a pair to join."""
+    left = threading.Event()
+    device = MagicMock()
+    device.nccl.NcclCommunicator.return_value.abort = left.set
+    device.runtime.getDeviceCount.return_value = 1
+    device.alloc_pinned_memory.side_effect = MemoryError("no pinned memory")
+    monkeypatch.setattr(nccl_collective, "_cupy", lambda: MagicMock(cuda=device))
+    with pytest.raises(TransferError, match="no room for a piece: no pinned memory"):
+        NcclCollective().join(bytes(128), 0, 20.0)
+    assert left.wait(20)
 
 
 @pytest.mark.gpu

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from pathlib import Path
 from random import Random
+from types import ModuleType
 
 import pytest
 from carried_tools import UCX_PATHS, goes_on_after_a_kill, heard, need_nixl, nixl_agents, rdma_pair, start_carried
@@ -20,7 +22,7 @@ from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.frames import PIECE_BYTES_MAX
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
 from rose_transfer.transport.messages import Get, Lent, Offer
-from rose_transfer.transport.nixl_agent import NixlAgent
+from rose_transfer.transport.nixl_agent import NixlAgent, ReadState
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
 
 SIX_PIECES = {"six": Random(6).randbytes(6 * PIECE - 7)}
@@ -68,6 +70,11 @@ def test_every_frame_is_corrupted_repeated_and_held_back_once() -> None:
         asyncio.run(meddled(lambda number, frame, spoiled=spoiled: HOLD if number == spoiled else frame))
 
 
+def nothing_given_up(agent: NixlAgent) -> bool:
+    agent.release(agent.register(4096))  # whatever is done with an agent, it looks at what was given up
+    return not agent._given_up
+
+
 def client_of(path: str, port: int) -> CarriedClient:
     borrower = RdmaBorrower(nixl_agents(path)[1])
     return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=PATIENT)
@@ -84,7 +91,7 @@ def test_a_server_that_freezes_thaws_and_dies_holds_nobody_and_the_fetch_goes_on
             process.send_signal(signal.SIGCONT)
             assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
             await goes_on_after_a_kill(process, client, rdma_pair(Memory(), path, port=port))
-            await until(lambda: nixl_agents(path)[1].given_up == 0)
+            await until(lambda: nothing_given_up(nixl_agents(path)[1]))
         finally:
             await client.close()
             process.kill()
@@ -197,6 +204,8 @@ def test_agents_are_closed_in_any_order_and_are_of_no_more_use(first: int) -> No
             assert await asyncio.to_thread(taker.take, Lent(1, 0, 10, 10, 0, place), 20.0) == b"ten bytes!"
         taker.cut()
         lender.close()
+        with pytest.raises(ContractError, match="the lender is closed"):
+            lender.giver()
 
     agents = [NixlAgent(lends=True), NixlAgent(lends=False)]
     asyncio.run(check())
@@ -205,3 +214,25 @@ def test_agents_are_closed_in_any_order_and_are_of_no_more_use(first: int) -> No
     agents[0].close()
     with pytest.raises(ContractError, match="closed"):
         agents[0].register(4096)
+
+
+def test_an_agent_is_not_closed_while_it_reads() -> None:
+    lending, _ = nixl_agents("shared memory")
+    lent, agent = lending.register(4096), NixlAgent(lends=False)
+    lent.memory[:4096] = b"x" * 4096
+    into = agent.register(4096)
+    read = agent.read(agent.meet(lending.metadata()), lent.address, 4096, into)
+    agent.close()
+    while (state := agent.state(read)) is ReadState.UNDER_WAY:
+        pass
+    assert (state, bytes(into.memory)) == (ReadState.DONE, b"x" * 4096)
+    agent.close()
+    lending.release(lent)
+    with pytest.raises(ContractError, match="closed"):
+        agent.register(4096)
+
+
+def test_beside_a_library_that_it_clashes_with_no_agent_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc_tools._protoc_compiler", ModuleType("_protoc_compiler"))
+    with pytest.raises(TransferError, match="crashes the process"):
+        NixlAgent(lends=False)

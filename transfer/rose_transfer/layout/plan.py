@@ -35,13 +35,6 @@ class Plan:
     destination: str
     segments: tuple[Segment, ...]
 
-    def elements_from(self) -> dict[str, int]:
-        """Elements that each source sends."""
-        sent: dict[str, int] = {}
-        for segment in self.segments:
-            sent[segment.holder] = sent.get(segment.holder, 0) + segment.source.box.elements
-        return sent
-
 
 def plan(sources: Sources, destination: Layout, near: str | None = None) -> Plan:
     """Find a source for every element of `destination`; holder `near` sends whatever it holds.

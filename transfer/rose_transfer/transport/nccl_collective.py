@@ -67,7 +67,15 @@ class NcclCollective:
             raise DeadlineExceeded(f"nccl: no other end after {deadline_s:g} s", boundary="transfer") from error
         except Exception as error:
             raise TransferError(f"nccl cannot join: {error}", expected="the two ends on different GPUs") from error
-        return NcclPair(self._cupy, self._device, communicator, 1 - rank)
+        try:
+            return NcclPair(self._cupy, self._device, communicator, 1 - rank)
+        except Exception as error:
+            # The other end waits for nobody then.
+            _abort(communicator)
+            raise TransferError(
+                f"GPU {self._device} or the host has no room for a piece: {error}",
+                expected=f"{PIECE_BYTES_MAX} bytes on each",
+            ) from error
 
 
 class NcclPair:
@@ -98,8 +106,7 @@ class NcclPair:
     def abort(self) -> None:
         if not self._aborted.is_set():
             self._aborted.set()
-            # It may wait for the GPU to let go.
-            threading.Thread(target=self._communicator.abort, name="rose-nccl-abort", daemon=True).start()
+            _abort(self._communicator)
 
     @property
     def _byte(self) -> int:
@@ -136,6 +143,11 @@ class NcclPair:
             if time.monotonic() >= until_s:
                 raise DeadlineExceeded(f"nccl: no {what} after {deadline_s:g} s", boundary="transfer")
             raise TransferError("the nccl pair was aborted")
+
+
+def _abort(communicator: Any) -> None:
+    """In a thread: it may wait for the GPU to let go."""
+    threading.Thread(target=communicator.abort, name="rose-nccl-abort", daemon=True).start()
 
 
 def _cupy() -> Any:

@@ -19,6 +19,7 @@ import importlib
 import logging
 import mmap
 import os
+import sys
 import threading
 import uuid
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from typing import Any
 from rose.errors import ContractError, TransferError
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
+_CLASHING = "grpc_tools._protoc_compiler"
 
 
 class ReadState(StrEnum):
@@ -82,13 +84,6 @@ class NixlAgent:
         except Exception as error:
             raise TransferError(f"NIXL does not start: {error}", to_do="see its log, or use TcpServer") from error
 
-    @property
-    def given_up(self) -> int:
-        """Reads that nobody waits for and that are not over yet."""
-        with self._lock:
-            self._sweep()
-            return len(self._given_up)
-
     def register(self, size_bytes: int) -> Region:
         """Fresh memory that reads may be made from and into. Raises TransferError."""
         memory = mmap.mmap(-1, size_bytes)
@@ -142,7 +137,11 @@ class NixlAgent:
                 mine = agent.get_xfer_descs([(into.address, size_bytes, 0)], "DRAM")
                 theirs = agent.get_xfer_descs([(address, size_bytes, 0)], "DRAM")
                 handle = agent.initialize_xfer("READ", mine, theirs, peer)
-                agent.transfer(handle)
+                try:
+                    agent.transfer(handle)
+                except BaseException:
+                    agent.release_xfer_handle(handle)
+                    raise
             except Exception as error:
                 self._broken.add(peer)
                 raise TransferError(f"a read cannot begin: {error}") from error
@@ -162,10 +161,10 @@ class NixlAgent:
                 self._given_up.append(read)
 
     def close(self) -> None:
-        """Forget all peers and end the agent. Reads that were given up must be over, or it is left to the process."""
+        """Forget all peers and end the agent. Reads must be over, given up or not, or it is left to the process."""
         with self._lock:
             self._sweep()
-            if self._agent is None or self._given_up:
+            if self._agent is None or any(self._reads.values()):
                 return
             for peer in self._reads:
                 self._agent.remove_remote_agent(peer)
@@ -201,6 +200,11 @@ class NixlAgent:
 
 
 def _nixl() -> Any:
+    if _CLASHING in sys.modules:
+        raise TransferError(
+            f"{_CLASHING} is loaded, and beside the libraries of NIXL it crashes the process",
+            to_do="compile messages in a process of their own, or use TcpServer",
+        )
     for package in _PACKAGES:
         try:
             api = importlib.import_module(f"{package}._api")

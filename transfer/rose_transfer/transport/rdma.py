@@ -56,11 +56,10 @@ class RdmaLender:
         for slot in range(slots):
             self._free.put_nowait(slot)
 
-    @property
-    def free_slots(self) -> int:
-        return self._free.qsize()
-
     def giver(self) -> _RdmaGiver:
+        """Raises ContractError once closed: what would be offered is registered no more."""
+        if self._closed:
+            raise ContractError("the lender is closed", expected="a new one for each server")
         return _RdmaGiver(self, self._offer)
 
     def close(self) -> None:
