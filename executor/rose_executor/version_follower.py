@@ -4,10 +4,11 @@ Invariants
 - The engine runs one whole version, old or new: what is fetched is applied by its own stage and commit.
 - A version is fetched while the engine generates; what was overtaken meanwhile is skipped.
 - Where the engine turns out not to run what it is taken for, or an update was taken back, the next attempt begins
-  anew; a version that is refused `ATTEMPTS` times is left, and the engine stays on its own, until another is offered.
+  anew; a version that the engine refuses `ATTEMPTS` times is left, and the engine stays on its own, until another is
+  offered. What cannot be fetched (a full disk, a slow link) is tried again until it can, or is gone.
 
     receiver = Receiver(client, folder, waits=waits, wanted=await wanted_by(control))
-    await VersionFollower(control, receiver).run()
+    await VersionFollower(control, receiver, waits=waits).run()
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from dataclasses import dataclass
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.logs import logger
+from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
-from rose_transfer.distribution import Offer, Receiver
+from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.live import wanted_buckets
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.transport.interface import ObjectMissing, Refused
 
 log = logger("version follower")
 ATTEMPTS = 3
+RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class VersionFollower:
         control: ControlClient,
         receiver: Receiver,
         *,
+        waits: WaitBoard,
         runs: Offer | None = None,
         fetch_timeout_s: float = 600.0,
         keep_kv: bool = False,
@@ -65,6 +69,7 @@ class VersionFollower:
     ) -> None:
         self._control = control
         self._receiver = receiver
+        self._waits = waits
         self._runs = runs
         self._fetch_timeout_s = fetch_timeout_s
         self._keep_kv = keep_kv
@@ -80,28 +85,40 @@ class VersionFollower:
         """Follow until cancelled. Raises EngineError when the engine is lost or poisoned, Refused for a wrong token."""
         async for offer in self._receiver.subscribe(after=self._runs):
             for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    await self._follow(offer)
-                except Refused:
-                    raise
-                except ObjectMissing as error:
-                    log.info("a version was overtaken", version=offer.version, why=error.what)
+                fetched = await self._fetch(offer)
+                if fetched is None:
                     break
-                except (TransferError, DeadlineExceeded) as error:
-                    if isinstance(error, DeadlineExceeded) and error.boundary == EngineError.boundary:
-                        raise EngineError(f"the engine does not answer: {error.what}") from error
+                try:
+                    await self._apply(fetched)
+                except DeadlineExceeded as error:
+                    raise EngineError(f"the engine does not answer: {error.what}") from error
+                except TransferError as error:
                     log.warning("a version was refused", version=offer.version, attempt=attempt, why=str(error))
                 else:
                     break
 
-    async def _follow(self, offer: Offer) -> None:
-        start = self._runs if self._trusted else None
-        fetched = await self._receiver.fetch(
-            None if start is None else start.version,
-            None if start is None else start.fingerprint,
-            offer.version,
-            deadline_s=self._fetch_timeout_s,
-        )
+    async def _fetch(self, offer: Offer) -> Fetched | None:
+        """What leads to a version; None if that is gone."""
+        while True:
+            start = self._runs if self._trusted else None
+            try:
+                return await self._receiver.fetch(
+                    None if start is None else start.version,
+                    None if start is None else start.fingerprint,
+                    offer.version,
+                    deadline_s=self._fetch_timeout_s,
+                )
+            except Refused:
+                raise
+            except ObjectMissing as error:
+                log.info("a version was overtaken", version=offer.version, why=error.what)
+                return None
+            except (TransferError, DeadlineExceeded) as error:
+                log.warning("a version is not fetched yet", version=offer.version, why=str(error))
+                with self._waits.waiting(f"another attempt at version {offer.version}", "the upstream", RETRY_S):
+                    await asyncio.sleep(RETRY_S)
+
+    async def _apply(self, fetched: Fetched) -> None:
         pause_ms = 0.0
         if fetched.steps:
             self._trusted = False

@@ -14,12 +14,14 @@ from safetensors.torch import load_file
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
+from rose_executor import version_follower
 from rose_executor.control_client import Committed
 from rose_executor.fresh_probe import compare, probe_fresh, probe_live
 from rose_executor.version_follower import ATTEMPTS, Followed, VersionFollower, wanted_by
 from rose_transfer import snapshot
 from rose_transfer.distribution import Fetched, Offer, Receiver, Relay, WeightPublisher
 from rose_transfer.snapshot import WEIGHTS
+from rose_transfer.store import NoRoom
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
@@ -71,7 +73,7 @@ def test_an_engine_behind_a_relay_follows_its_trainer(fresh_rig: Any, tmp_path: 
             async with Relay(upstream, tmp_path / "relay", waits=rig.waits, serve=serve) as relay:
                 near = client(relay, rig.waits)
                 receiver = Receiver(near, tmp_path / "engine", waits=rig.waits, wanted=await wanted_by(control))
-                follower = VersionFollower(control, receiver, applied=followed.put_nowait)
+                follower = VersionFollower(control, receiver, waits=rig.waits, applied=followed.put_nowait)
                 tasks = [asyncio.create_task(relay.run()), asyncio.create_task(follower.run())]
                 try:
                     for version in (1, 2, 5):
@@ -134,7 +136,7 @@ def offer(version: int) -> Offer:
 
 
 def follow(engine: ScriptedEngine, receiver: ScriptedReceiver, runs: Offer | None = None) -> VersionFollower:
-    follower = VersionFollower(engine, receiver, runs=runs)  # type: ignore[arg-type]
+    follower = VersionFollower(engine, receiver, waits=WaitBoard(), runs=runs)  # type: ignore[arg-type]
     asyncio.run(follower.run())
     return follower
 
@@ -178,12 +180,15 @@ def test_a_version_that_is_always_refused_is_left_for_the_next() -> None:
     assert engine.runs == [6]
 
 
-def test_an_overtaken_version_is_skipped_and_a_link_that_was_slow_asked_again() -> None:
-    slow = DeadlineExceeded("no object", boundary="transfer")
-    receiver = ScriptedReceiver([offer(5), offer(6)], [ObjectMissing("version 5 is gone"), slow, None])
+def test_what_cannot_be_fetched_is_tried_until_it_can_or_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version_follower, "RETRY_S", 0.001)
+    passing = [NoRoom("the disk is full"), DeadlineExceeded("no object", boundary="transfer"), TransferError("damaged")]
+    receiver = ScriptedReceiver(
+        [offer(5), offer(6)], [*passing * 2, ObjectMissing("version 5 is gone"), *passing, None]
+    )
     engine = ScriptedEngine()
     follow(engine, receiver, runs=offer(4))
-    assert receiver.starts == [(4, "bits of 4", 5), (4, "bits of 4", 6), (4, "bits of 4", 6)]
+    assert receiver.starts == [(4, "bits of 4", 5)] * 7 + [(4, "bits of 4", 6)] * 4
     assert engine.runs == [6]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 from live_tools import SHAPES, Line, first_state, memory_for, packing_for, rank_layout, same_bits
 
 from rose.errors import TransferError
-from rose_transfer.codec import MalformedDelta, WrongBase
+from rose_transfer.codec import MalformedDelta, WrongBase, overwrite_changed
 from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights, RolledBack, live_update
-from rose_transfer.store import Step
+from rose_transfer.store import Step, object_key
 
 RANKS = {
     "whole": [rank_layout()],
@@ -183,6 +184,24 @@ def test_a_damaged_object_stops_the_stage(tmp_path: Path) -> None:
         )
         with pytest.raises(MalformedDelta, match="is another delta"):
             change.stage()
+    assert same_bits(memory, memory_for(layout, line.states[1]))
+
+
+def test_a_whole_version_that_holds_only_a_part_is_refused(tmp_path: Path) -> None:
+    """Nothing without a base may leave an element as it happens to be."""
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    (whole,) = line.store.steps(None, 1)
+    entries, objects = [], {}
+    pairs = zip(whole.manifest.buckets, line.store.read(2), line.store.read(1), strict=True)
+    for entry, old, new in pairs:
+        data = overwrite_changed(old, new, entry.after).to_wire()
+        objects[object_key(data)] = data
+        entries.append(replace(entry, key=object_key(data), encoded_bytes=len(data)))
+    part = Step(replace(whole.manifest, buckets=tuple(entries)), backwards=False)
+    with pytest.raises(MalformedDelta, match="is another delta"):
+        LiveUpdate(weights, [part], objects.__getitem__).stage()
     assert same_bits(memory, memory_for(layout, line.states[1]))
 
 

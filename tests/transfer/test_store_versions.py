@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,3 +220,17 @@ def test_what_people_ask(tmp_path: Path) -> None:
     )
     with pytest.raises(TransferError, match="is not a weight store"):
         StoreReader(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, 1.5, "7", None])
+def test_what_is_no_number_of_a_version_is_refused(tmp_path: Path, number: Any) -> None:
+    with contextlib.closing(Store(tmp_path)) as store:
+        with pytest.raises(TransferError, match="is no number of a version"):
+            store.publish(number, PACKING, first_weights(1))
+        assert store.versions() == ()
+
+
+def test_a_trainer_may_count_in_integers_of_its_library(tmp_path: Path) -> None:
+    with contextlib.closing(Store(tmp_path)) as store:
+        assert store.publish(np.int64(5), PACKING, first_weights(1)).version == 5  # type: ignore[arg-type]
+    assert StoreReader(tmp_path).versions() == (5,)

@@ -19,10 +19,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rose.errors import TransferError
-from rose_transfer.codec import Delta, MalformedDelta, WrongBase, from_wire
+from rose_transfer.codec import Delta, WrongBase
 from rose_transfer.live.live_weights import LiveWeights
 from rose_transfer.store.manifest import BucketEntry
-from rose_transfer.store.reader import Step
+from rose_transfer.store.reader import Step, delta_of
 
 DELTA_BYTES_MAX = 64 * 2**20
 ReadObject = Callable[[str], bytes]
@@ -152,10 +152,4 @@ class LiveUpdate:
     def _load(self, number: int, place: int) -> Delta:
         manifest = self._steps[number].manifest
         entry = manifest.buckets[place]
-        delta = from_wire(self._read_object(entry.key))
-        told = (manifest.mode, entry.after, entry.dense_bytes)
-        if (delta.mode, delta.after, delta.elements * delta.lane) != told or (
-            delta.mode == "steps" and delta.before != entry.before
-        ):
-            raise MalformedDelta(f"object {entry.key[:12]} is another delta than that of bucket {entry.bucket_id}")
-        return delta
+        return delta_of(manifest, entry, self._read_object(entry.key))

@@ -182,17 +182,7 @@ class StoreReader:
 
     def load(self, found: Manifest, entry: BucketEntry) -> Delta:
         """The delta of a bucket. Raises LostObject, or MalformedDelta if it is not the one that the manifest says."""
-        data = self.objects.read(entry.key)
-        delta = from_wire(data)
-        told = (found.mode, entry.after, entry.encoded_bytes, entry.dense_bytes)
-        is_told = (delta.mode, delta.after, len(data), delta.elements * delta.lane) == told
-        if not is_told or (delta.mode == "steps" and delta.before != entry.before):
-            raise MalformedDelta(
-                f"object {entry.key[:12]} is another delta than that of bucket {entry.bucket_id} "
-                f"to version {found.version}",
-                to_do="publish the version again",
-            )
-        return delta
+        return delta_of(found, entry, self.objects.read(entry.key))
 
     def leave_out(self, damaged: Manifest, why: str) -> None:
         """Go other ways from now on: an object of this manifest could not be read, or was not what it should be."""
@@ -231,6 +221,23 @@ class StoreReader:
         return TransferError(
             f"no way leads to version {version} in {self.folder} any more", to_do="publish it again under a new number"
         )
+
+
+def delta_of(found: Manifest, entry: BucketEntry, data: bytes) -> Delta:
+    """The delta in the object of an entry. Raises MalformedDelta if it is not the one that the manifest says.
+
+    What needs no base holds every element: anything less would leave some as they happen to be.
+    """
+    delta = from_wire(data)
+    told = (found.mode, entry.after, entry.encoded_bytes, entry.dense_bytes)
+    is_told = (delta.mode, delta.after, len(data), delta.elements * delta.lane) == told
+    is_based = delta.mode != "steps" or delta.before == entry.before
+    if not is_told or not is_based or (found.base is None and delta.coded < delta.elements):
+        raise MalformedDelta(
+            f"object {entry.key[:12]} is another delta than that of bucket {entry.bucket_id} to version {found.version}",
+            to_do="publish the version again",
+        )
+    return delta
 
 
 def mark_name(version: int) -> str:

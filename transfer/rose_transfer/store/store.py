@@ -12,6 +12,7 @@ Memory: the bits of the version published last stay, one model's size, to encode
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -60,9 +61,10 @@ class Store(StoreWriter):
         Without a base, or if that is not kept, is damaged or is packed in another way, everything is written.
         Buckets are taken one by one. Blocks for the whole write: call it from a thread.
 
-        Raises TransferError if the number is not a new highest one, NoRoom if disk or limit are too small, ValueError
+        Raises TransferError if the number is not a new highest one below 2^63, NoRoom if disk or limit are too small, ValueError
         if the buckets are not those of the packing; nothing of the version is left then.
         """
+        version = _number(version)
         with self._alone():
             if self.newest is not None and version <= self.newest:
                 raise TransferError(f"version {version} comes after {self.newest}", expected="numbers that rise")
@@ -285,6 +287,17 @@ class Store(StoreWriter):
             entries.append(self._store_delta(bucket, merged, made[0].buckets[index].before))
         first, last = made[0], made[-1]
         self._write_manifest(Manifest(last.version, first.base, first.mode, first.packing, tuple(entries)))
+
+
+def _number(version: int) -> int:
+    """The number of a version, which trainers also count in integers of their libraries."""
+    try:
+        number = operator.index(version)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise TransferError(f"{version!r} is no number of a version", expected="an integer from 0 to below 2^63")
+    return number
 
 
 def _anew(steps: tuple[Step, ...]) -> bool:
