@@ -14,10 +14,13 @@ engine of several workers the publisher must know their layouts (`layout_discove
 Invariants
 - Workers of one engine (tensor and pipeline parallel) stage and commit together: where one fails all take back what
   they did, go on with the weights they had, and say so.
+- An update that begins anew, the first one always, cannot be taken back. Where one worker fails in it, the error says
+  that the weights are mixed: the engine must not generate before `finish_weight_update` has succeeded.
 - `finish_weight_update` raises as long as the version is not in force, and may then be called again.
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged.
 
-The first update brings the whole model, for what the engine was loaded from has no version. Memory: the staged deltas,
+The first update brings the whole model, for what the engine was loaded from has no version. The model must be a local
+folder, whose files say how it is stored. Memory: the staged deltas,
 at most 64 MiB of them, and one bucket. Disk: what one update needs, until it is in force; keep `folder` off `/dev/shm`.
 """
 
@@ -139,7 +142,10 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
 
     @torch.no_grad()
     def finish_weight_update(self) -> None:
-        """Change the weights. Raises RolledBack if they are the old ones again, or what made that impossible."""
+        """Change the weights.
+
+        Raises TransferError that says which: RolledBack where they are the old ones again, or that they are mixed.
+        """
         if self._staged is None:
             return
         update, fetched = self._staged.update, self._staged.fetched
@@ -150,14 +156,23 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             failed = error
         try:
             _agree(failed)
-        except TransferError:
+        except TransferError as error:
             if failed is None:
-                update.roll_back()
+                self._take_back(update, error)
             raise
         self.held = Offer(fetched.version, fetched.fingerprint)
         self._drop()
         shutil.rmtree(self._folder, ignore_errors=True)  # the next update needs none of it; what stays costs room only
         log.info("new weights are in force", version=fetched.version, bytes_received=fetched.bytes_received)
+
+    def _take_back(self, update: LiveUpdate, why: TransferError) -> None:
+        try:
+            update.roll_back()
+        except TransferError as error:
+            raise TransferError(
+                f"the weights of this engine's workers are mixed: {why.what}; {error.what}",
+                to_do="do not generate; finish the update again, or start the engine anew",
+            ) from why
 
     def shutdown(self) -> None:
         self._drop()

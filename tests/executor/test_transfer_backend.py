@@ -132,7 +132,8 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("init", {**info, "color": "red"}),
         ("init", info),
         ("update", {"version": 9}),
-        ("update", {"version": 1}),
+        ("stumble", {"version": 1}),
+        ("finish", {"version": 1}),
         ("update", {"version": 2}),
         ("give up", {"version": 1}),
         ("update", {"version": 1}),
@@ -152,8 +153,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
     return asyncio.run(tell(tmp_path_factory.mktemp("backend"), tiny_model))
 
 
-NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, TO_1, TO_2, GIVEN_UP, BACK_TO_1 = range(9)
-WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED = 10, 12, 14, 15, 16
+NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, STUMBLED_ANEW, TO_1, TO_2, GIVEN_UP, BACK_TO_1 = range(10)
+WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED = 11, 13, 15, 16, 17
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -234,3 +235,11 @@ def test_a_worker_that_fails_to_commit_leaves_all_at_the_old_version_until_it_su
     assert finished["error"] == ""
     assert story.difference(workers, FINISHED, 1) < PARITY_MAX
     assert (story.held(workers, FINISHED), finished["version"]) == ({1}, "1")
+
+
+@one_or_two_workers
+def test_a_first_update_that_fails_at_one_worker_says_that_weights_are_mixed(story: Story, workers: int) -> None:
+    """What overwrites cannot be taken back; `TO_1` is the same update, finished."""
+    error = story.answers[workers][STUMBLED_ANEW]["error"]
+    assert ("workers are mixed" if workers > 1 else "this worker stumbled") in error
+    assert story.held(workers, STUMBLED_ANEW) == {None}
