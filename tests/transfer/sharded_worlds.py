@@ -32,7 +32,8 @@ from rose.waits import WaitBoard
 from rose_transfer.distribution import Receiver, WeightPublisher
 from rose_transfer.layout.export import trace_export
 from rose_transfer.layout.layout import LocalTensor, Parameter
-from rose_transfer.sharded import LostRank, ShardedPublisher, making
+from rose_transfer.sharded import LostRank, ShardedPublisher, delivery, making
+from rose_transfer.sharded.owned import OwnedBuckets
 from rose_transfer.sharded.ranks import Ranks
 from rose_transfer.store import Packing, Store
 from rose_transfer.store.packing import pack_whole
@@ -285,6 +286,32 @@ def no_memory(rank: int, group: dist.ProcessGroup, folder: Path, step: str) -> l
             told.append(str(error))
         setattr(making, step, whole)
         told.append(str(publishing.publish(2, _rows(2, mesh)).base))
+    return told
+
+
+def no_memory_to_restore(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
+    """Rank 1 has no memory for the bits of a base, then none for what it takes to hold them, then some."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError("no memory")
+
+    def attempt(version: int) -> None:
+        with publisher(rank, group, folder) as publishing:
+            try:
+                told.append(str(publishing.publish(version, _rows(version, mesh)).base))
+            except (TransferError, MemoryError) as error:
+                told.append(str(error))
+
+    attempt(1)
+    for version, where, step in ((2, delivery, "_rooms"), (2, OwnedBuckets, "put")):
+        whole = getattr(where, step)
+        if rank == 1:
+            setattr(where, step, fail)
+        attempt(version)
+        setattr(where, step, whole)
+    attempt(3)
     return told
 
 

@@ -52,6 +52,14 @@ def test_a_rank_without_memory_holds_nobody_up(folder: Path, step: str) -> None:
     check(folder, (1, 2))
 
 
+def test_a_rank_without_memory_for_the_base_holds_nobody_up(folder: Path) -> None:
+    first, second = in_world(2, worlds.no_memory_to_restore, folder)
+    assert "rank 1 could not publish: no memory" in first[1]
+    assert second[1] == "no memory"
+    assert [first[0], *first[2:]] == [second[0], *second[2:]] == ["None", "None", "2"], "written whole, then in steps"
+    check(folder, (1, 2, 3))
+
+
 def test_a_full_disk_leaves_the_versions_before_and_the_ranks_in_step(folder: Path, tmp_path: Path) -> None:
     in_world(2, worlds.rows, tmp_path / "other", [1, 2], PACKING)
     room_bytes = sum(file.stat().st_size for file in (tmp_path / "other" / "objects").iterdir())

@@ -18,7 +18,7 @@ from rose_transfer.layout.plan import plan
 from rose_transfer.layout.sources import Sources
 from rose_transfer.sharded.agreement import Agreed, Call, agree
 from rose_transfer.sharded.pieces import lay
-from rose_transfer.sharded.routes import bucket_layout, choose_owners, make_routes
+from rose_transfer.sharded.routes import Routes, bucket_layout, choose_owners, make_routes, segments_bytes
 from rose_transfer.store.packing import pack_whole
 
 SHAPES = {"a": (13, 6), "b": (5,), "c": (2, 3, 4), "d": ()}
@@ -76,6 +76,32 @@ def test_no_rank_owns_more_than_its_share_and_a_bucket(layouts: list[Layout]) ->
     for rank in range(len(layouts)):
         owned = [size for owner, size in zip(owners, sizes, strict=True) if owner == rank]
         assert sum(owned) <= sum(sizes) / len(layouts) + max(sizes)
+
+
+def most_sent(routes: list[Routes]) -> int:
+    """The most bytes that a rank sends in a round."""
+    rounds = [[index for index in one if index is not None] for one in routes[0].rounds]
+    return max(
+        sum(segments_bytes(mine.outgoing[index], PACKING.buckets[index]) for index in received)
+        for mine in routes
+        for received in rounds
+    )
+
+
+@given(trainers())
+def test_no_rank_sends_more_than_two_buckets_in_a_round(layouts: list[Layout]) -> None:
+    routes = [make_routes(PACKING, layouts, rank) for rank in range(len(layouts))]
+    assert most_sent(routes) <= 2 * max(bucket.dense_bytes for bucket in PACKING.buckets)
+
+
+def test_one_rank_that_holds_all_sends_it_in_many_rounds() -> None:
+    empty = [_rank(rank, []) for rank in range(1, 6)]
+    layouts = [replace(tools.whole_layout("", MODEL), holder="rank 0"), *empty]
+    routes = [make_routes(PACKING, layouts, rank) for rank in range(len(layouts))]
+    largest = max(bucket.dense_bytes for bucket in PACKING.buckets)
+    assert largest < most_sent(routes) <= 2 * largest, "two at a time, where five could receive"
+    received = sorted(index for one in routes[0].rounds for index in one if index is not None)
+    assert received == list(range(len(PACKING.buckets)))
 
 
 def test_what_the_owner_holds_is_not_sent() -> None:

@@ -1,7 +1,8 @@
 """From the owners to the store and, for owners that lack a base, back.
 
 The rank with the store asks the owners for one object after the other and keeps none in memory. Whatever goes wrong at
-its disk, it takes what the owners send to the end and tells them then.
+its disk, it takes what the owners send to the end and tells them then. The memory that bytes are received in is made
+before anybody sends: who has none says so while the others still listen.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Collection, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rose.logs import logger
 from rose_transfer.sharded.making import Made, Team, Trouble
@@ -53,35 +55,61 @@ def deliver(team: Team, manifest: Manifest, made: Mapping[int, Made], store: Sto
 
 
 def restore(team: Team, base: int, owned: OwnedBuckets, store: Store | None) -> bool:
-    """Have every owner hold the bits that the store has of version `base`; False if they cannot be read there.
+    """Have every owner hold the bits that the store has of version `base`; False if they cannot be read or held.
 
-    Raises LostRank.
+    Raises TransferError if a rank has no memory for them, LostRank.
     """
     owned.forget()
+    with team.ranks.telling_trouble():
+        largest = max((bucket.dense_bytes for bucket in team.packing.buckets), default=0)
+        nothing = np.zeros(0 if store is None else largest, dtype=np.uint8)
+        rooms = {} if store is not None else _rooms(team)
+    team.ranks.tell(b"")
     trouble = Trouble()
     for index, owner in enumerate(team.routes.owners):
         bucket = team.packing.buckets[index]
         if store is not None:
-            bits: Bits = np.zeros(bucket.elements, dtype=f"<u{bucket.lane}")
+            sent = nothing[: bucket.dense_bytes]
             with trouble:
-                bits = bits if trouble else store.read_bucket(base, index)
-            if owner == WRITER:
-                owned.put(index, bits)
-            else:
-                team.ranks.send(bits.view(np.uint8), owner)
+                if not trouble:
+                    bits = store.read_bucket(base, index)
+                    sent = bits.view(np.uint8)
+                    if owner == WRITER:
+                        owned.put(index, bits)
+            if owner != WRITER:
+                team.ranks.send(sent, owner)
         elif owner == team.ranks.rank:
-            owned.put(index, team.ranks.receive(bucket.dense_bytes, WRITER).view(f"<u{bucket.lane}"))
+            team.ranks.receive(rooms[index].view(np.uint8), WRITER)
+            with trouble:
+                owned.put(index, rooms[index])
     if trouble:
         log.warning("the base cannot be had, and the version is written whole", base=base, why=str(trouble))
-    return not team.ranks.tell(b"lost" if trouble else b"")[WRITER]
+    return not any(team.ranks.tell(b"lost" if trouble else b""))
+
+
+def _rooms(team: Team) -> dict[int, Bits]:
+    """Memory for the bits of the buckets that this rank owns."""
+    buckets = enumerate(team.packing.buckets)
+    mine = [(index, bucket) for index, bucket in buckets if team.routes.owners[index] == team.ranks.rank]
+    return {index: np.empty(bucket.elements, dtype=f"<u{bucket.lane}") for index, bucket in mine}
 
 
 def _write(team: Team, manifest: Manifest, made: Mapping[int, Made], store: Store) -> None:
     try:
         with store.receive(manifest) as missing:
             wanted = _first_of_each(manifest, missing)
+            room = np.empty(max((manifest.buckets[index].encoded_bytes for index in wanted), default=0), np.uint8)
             team.ranks.tell(json.dumps(wanted).encode())
-            _take_in(team, manifest, wanted, made, store, with_packing=manifest.packing in missing)
+            trouble = Trouble()
+            if manifest.packing in missing:
+                with trouble:
+                    store.objects.put(team.packing.to_bytes())
+            for index in wanted:
+                wire = _wire(team, manifest, made, index, room)
+                if not trouble:
+                    with trouble:
+                        store.objects.put(wire)
+            trouble.raise_first()
     except LostRank:
         raise
     except Exception as error:
@@ -99,20 +127,13 @@ def _first_of_each(manifest: Manifest, missing: Collection[str]) -> list[int]:
     return list(first.values())
 
 
-def _take_in(
-    team: Team, manifest: Manifest, wanted: list[int], made: Mapping[int, Made], store: Store, *, with_packing: bool
-) -> None:
-    trouble = Trouble()
-    if with_packing:
-        with trouble:
-            store.objects.put(team.packing.to_bytes())
-    for index in wanted:
-        owner = team.routes.owners[index]
-        if owner == WRITER:
-            wire = made[index].wire
-        else:
-            wire = team.ranks.receive(manifest.buckets[index].encoded_bytes, owner).tobytes()
-        if not trouble:
-            with trouble:
-                store.objects.put(wire)
-    trouble.raise_first()
+def _wire(
+    team: Team, manifest: Manifest, made: Mapping[int, Made], index: int, room: NDArray[np.uint8]
+) -> bytes | memoryview:
+    """The delta of a bucket, in `room` if another rank sends it."""
+    owner = team.routes.owners[index]
+    if owner == WRITER:
+        return made[index].wire
+    received = room[: manifest.buckets[index].encoded_bytes]
+    team.ranks.receive(received, owner)
+    return received.data

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from rose_transfer.layout.plan import Segment
 from rose_transfer.sharded.owned import OwnedBuckets
-from rose_transfer.sharded.pieces import Bits, lay, segments_bytes, take
+from rose_transfer.sharded.pieces import Bits, lay, take
 from rose_transfer.sharded.ranks import Ranks
-from rose_transfer.sharded.routes import Routes
+from rose_transfer.sharded.routes import Routes, segments_bytes
 from rose_transfer.store.manifest import BucketEntry
 from rose_transfer.store.packing import Bucket, Packing
 
@@ -82,14 +82,14 @@ def make(
     made: dict[int, Made] = {}
     trouble = Trouble()
     for owners_buckets in team.routes.rounds:
-        parts = [_part(team, tensors, index, trouble) for index in owners_buckets]
+        parts = (_part(team, tensors, index, trouble) for index in owners_buckets)
+        lengths = [_part_bytes(team, index) for index in owners_buckets]
         mine = owners_buckets[team.ranks.rank]
         if mine is None:
-            team.ranks.exchange(parts, [0] * team.ranks.size)
+            team.ranks.exchange(parts, lengths, [0] * team.ranks.size)
             continue
         bucket, incoming = team.packing.buckets[mine], team.routes.incoming[mine]
-        received = team.ranks.exchange(parts, [segments_bytes(segments, bucket) for segments in incoming])
-        del parts
+        received = team.ranks.exchange(parts, lengths, [segments_bytes(segments, bucket) for segments in incoming])
         with trouble:
             new = _put_together(bucket, incoming, received)
             made[mine] = Made(*owned.step(mine, bucket, new, whole=whole, compress=compress))
@@ -104,7 +104,11 @@ def _part(team: Team, tensors: Mapping[str, torch.Tensor], index: int | None, tr
     bucket, segments = team.packing.buckets[index], team.routes.outgoing[index]
     with trouble:
         return take(tensors, segments, bucket)
-    return torch.zeros(segments_bytes(segments, bucket), dtype=torch.uint8)
+    return torch.zeros(_part_bytes(team, index), dtype=torch.uint8)
+
+
+def _part_bytes(team: Team, index: int | None) -> int:
+    return 0 if index is None else segments_bytes(team.routes.outgoing[index], team.packing.buckets[index])
 
 
 def _put_together(bucket: Bucket, incoming: Sequence[Sequence[Segment]], received: Sequence[NDArray[np.uint8]]) -> Bits:

@@ -26,11 +26,6 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def segments_bytes(segments: Sequence[Segment], bucket: Bucket) -> int:
-    """Bytes of pieces of `bucket` on their way."""
-    return sum(segment.source.box.elements for segment in segments) * bucket.lane
-
-
 def take(tensors: Mapping[str, torch.Tensor], segments: Sequence[Segment], bucket: Bucket) -> torch.Tensor:
     """The bytes of `segments`, flat uint8 on the device of the tensors; these are local, row-major, by their names."""
     if not segments:

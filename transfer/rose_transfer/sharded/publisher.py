@@ -8,7 +8,8 @@ Invariants
 - A version appears in the store whole or not at all, whichever rank fails or dies; the versions before stay.
 - All ranks return the same manifest, or all raise. A rank that fails by itself goes on sending as planned until it can
   say so; when one has died, the others raise within the time that one publish has.
-- No rank holds more of the model than its share and one bucket; twice that while a version is written whole.
+- No rank holds more of the model than its share, a bucket that it receives and two buckets' worth that it sends; its
+  share twice while a version is written whole.
 """
 
 from __future__ import annotations

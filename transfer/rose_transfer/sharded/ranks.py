@@ -8,7 +8,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -97,17 +97,23 @@ class Ranks:
         self._finish("word", lambda: dist.all_gather(told, sent, group=self._group, async_op=True))
         return [_to_array(data)[:size].tobytes() for data, size in zip(told, sizes, strict=True)]
 
-    def exchange(self, parts: Sequence[torch.Tensor], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
-        """Send `parts`, flat uint8, one to each rank, and return what they send here: `sizes[rank]` bytes from each.
+    def exchange(
+        self, parts: Iterable[torch.Tensor], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> list[NDArray[np.uint8]]:
+        """Send `parts`, flat uint8 of these `lengths`, one to each rank; they are taken one by one.
 
-        Every rank must call it. Raises LostRank.
+        Returns what the ranks send here: `sizes[rank]` bytes from each. Every rank must call it. Raises LostRank.
         """
-        sent = torch.cat([part.to(self._device) for part in parts])
+        sent = torch.empty(sum(lengths), dtype=torch.uint8, device=self._device)
+        at = 0
+        for part, length in zip(parts, lengths, strict=True):
+            sent[at : at + length] = part
+            at += length
         received = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
-        lengths = [len(part) for part in parts]
+        split = (list(sizes), list(lengths))
         self._finish(
             "pieces of buckets",
-            lambda: dist.all_to_all_single(received, sent, list(sizes), lengths, group=self._group, async_op=True),
+            lambda: dist.all_to_all_single(received, sent, *split, group=self._group, async_op=True),
         )
         return np.split(_to_array(received), np.cumsum(sizes)[:-1])
 
@@ -116,11 +122,12 @@ class Ranks:
         sent = torch.from_numpy(data).to(self._device)
         self._finish("room for a bucket", lambda: dist.isend(sent, group=self._group, group_dst=to))
 
-    def receive(self, size: int, sender: int) -> NDArray[np.uint8]:
-        """`size` bytes from one rank, which must call `send`. Raises LostRank."""
-        received = torch.empty(size, dtype=torch.uint8, device=self._device)
+    def receive(self, into: NDArray[np.uint8], sender: int) -> None:
+        """As many bytes as `into` has from one rank, which must call `send`. Raises LostRank."""
+        received = torch.from_numpy(into).to(self._device)
         self._finish("a bucket", lambda: dist.irecv(received, group=self._group, group_src=sender))
-        return _to_array(received)
+        if received.device.type != "cpu":
+            into[:] = _to_array(received)
 
     def _finish(self, what: str, start: Callable[[], dist.Work | None]) -> None:
         left_s = max(_LAST_MOMENT_S, self._ends_s - time.monotonic())

@@ -4,11 +4,12 @@ Invariants
 - Every bucket has one owner. No rank owns more than its share of all bytes by more than one bucket.
 - Among the ranks that have room for a bucket, the one that holds most of it owns it; what it holds is not sent.
 - All ranks come to the same answer from the same layouts, so nothing but the pieces themselves has to be sent.
-- Round by round, every rank receives at most one bucket.
+- Round by round, every rank receives at most one bucket, and sends no more bytes than two of the largest have.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ from rose_transfer.layout.sources import Sources
 from rose_transfer.store.packing import Bucket, Packing
 
 Round = tuple[int | None, ...]
-"""The bucket that each rank receives, None for a rank that has them all already."""
+"""The bucket that each rank receives, None for a rank that receives none now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ def make_routes(packing: Packing, layouts: Sequence[Layout], rank: int) -> Route
     owners = choose_owners(packing, sources)
     outgoing: dict[int, tuple[Segment, ...]] = {}
     incoming: dict[int, tuple[tuple[Segment, ...], ...]] = {}
+    sent_bytes: list[tuple[int, ...]] = []
     for index, bucket in enumerate(packing.buckets):
         owner = owners[index]
         segments = plan(sources, bucket_layout(packing, bucket), near=sources.holders[owner]).segments
@@ -53,9 +55,16 @@ def make_routes(packing: Packing, layouts: Sequence[Layout], rank: int) -> Route
         for segment in segments:
             by_sender[segment.holder].append(segment)
         outgoing[index] = tuple(by_sender[sources.holders[rank]])
+        sent_bytes.append(tuple(segments_bytes(sent, bucket) for sent in by_sender.values()))
         if owner == rank:
             incoming[index] = tuple(map(tuple, by_sender.values()))
-    return Routes(owners, outgoing, incoming, _rounds(owners, len(layouts)))
+    limit_bytes = 2 * max((bucket.dense_bytes for bucket in packing.buckets), default=0)
+    return Routes(owners, outgoing, incoming, _rounds(owners, sent_bytes, len(layouts), limit_bytes))
+
+
+def segments_bytes(segments: Sequence[Segment], bucket: Bucket) -> int:
+    """Bytes of pieces of `bucket` on their way."""
+    return sum(segment.source.box.elements for segment in segments) * bucket.lane
 
 
 def choose_owners(packing: Packing, sources: Sources) -> tuple[int, ...]:
@@ -91,7 +100,19 @@ def _held_elements(bucket: Bucket, sources: Sources) -> list[int]:
     return held
 
 
-def _rounds(owners: Sequence[int], ranks: int) -> tuple[Round, ...]:
-    owned = [[index for index, owner in enumerate(owners) if owner == rank] for rank in range(ranks)]
-    length = max(map(len, owned), default=0)
-    return tuple(tuple(mine[at] if at < len(mine) else None for mine in owned) for at in range(length))
+def _rounds(
+    owners: Sequence[int], sent_bytes: Sequence[Sequence[int]], ranks: int, limit_bytes: int
+) -> tuple[Round, ...]:
+    """`sent_bytes` has what each rank sends of each bucket. Owners with the most left to receive come first."""
+    left = [deque(index for index, owner in enumerate(owners) if owner == rank) for rank in range(ranks)]
+    rounds: list[Round] = []
+    while any(left):
+        taken: list[int | None] = [None] * ranks
+        sending = [0] * ranks
+        for rank in sorted(range(ranks), key=lambda rank: -len(left[rank])):
+            if left[rank]:
+                more = [sent + of_it for sent, of_it in zip(sending, sent_bytes[left[rank][0]], strict=True)]
+                if max(more) <= limit_bytes:
+                    taken[rank], sending = left[rank].popleft(), more
+        rounds.append(tuple(taken))
+    return tuple(rounds)
