@@ -131,7 +131,7 @@ def test_training_may_use_every_seed_below_the_first_held_out_one(job_file: Path
     [
         (f"a = {'[' * 100_000}", "nested more than 32 deep"),
         (f"a = {'[' * 33}{']' * 33}", "nested more than 32 deep, in a"),
-        (f"train.steps{'.a' * 50_000} = 1", "nested more than 32 deep, in train"),
+        (f"train.steps{'.a' * 2_000} = 1", "nested more than 32 deep, in train"),
         (f"x = 1\ny = {'9' * 5000}", "more than 4300 digits (at line 2)"),
         (f"x = 1\ny = {'9_' * 5000}9", "more than 4300 digits (at line 2)"),
         ("x.y = 9223372036854775808", "the integer of x.y does not fit 64 bits"),
