@@ -234,7 +234,8 @@ def delta_of(found: Manifest, entry: BucketEntry, data: bytes) -> Delta:
     is_based = delta.mode != "steps" or delta.before == entry.before
     if not is_told or not is_based or (found.base is None and delta.coded < delta.elements):
         raise MalformedDelta(
-            f"object {entry.key[:12]} is another delta than that of bucket {entry.bucket_id} to version {found.version}",
+            f"object {entry.key[:12]} is another delta than that of bucket {entry.bucket_id} "
+            f"to version {found.version}",
             to_do="publish the version again",
         )
     return delta

@@ -61,8 +61,8 @@ class Store(StoreWriter):
         Without a base, or if that is not kept, is damaged or is packed in another way, everything is written.
         Buckets are taken one by one. Blocks for the whole write: call it from a thread.
 
-        Raises TransferError if the number is not a new highest one below 2^63, NoRoom if disk or limit are too small, ValueError
-        if the buckets are not those of the packing; nothing of the version is left then.
+        Raises TransferError if the number is not a new highest one below 2^63, NoRoom if disk or limit are too small,
+        ValueError if the buckets are not those of the packing; nothing of the version is left then.
         """
         version = _number(version)
         with self._alone():
