@@ -32,7 +32,9 @@ def test_scores_equal_the_full_models_own_logits_row_by_row() -> None:
                 for position in range(start, end):
                     expected.append(every[position - 1, segment.token_ids[position]])
                     entropies.append(-(every[position - 1].exp() * every[position - 1]).sum())
-        torch.testing.assert_close(scores.logprob_N, torch.stack(expected), atol=2e-6, rtol=0)
+        # Matrix kernels sum in another order for another shape, and in one that depends on the processor.
+        rounding = 16 * torch.finfo(torch.float32).eps
+        torch.testing.assert_close(scores.logprob_N, torch.stack(expected), atol=1e-6, rtol=rounding)
         torch.testing.assert_close(scores.entropy_N, torch.stack(entropies), atol=1e-5, rtol=0)
 
 
