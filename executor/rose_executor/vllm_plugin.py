@@ -44,8 +44,8 @@ def _keep_weights_unpacked() -> None:
     """On CPU, vLLM packs every Linear (and a tied head) into an opaque copy of its weight.
 
     An update in place would fail for the Linears and silently miss the head. With plain parameters each
-    update is exact, at the price of a slower matrix product (1.75 times at batch 1, 1.1 times at batch 8,
-    on a model of 151 M parameters).
+    update is exact, at the price of a slower matrix product: `unpacked_cost_batch_*` of
+    `./dev python -m bench transfer --only live`.
     """
     from vllm.platforms import current_platform
 
