@@ -126,6 +126,8 @@ class ReceiversEnd:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+        for receiver in self._receivers:
+            receiver.close()
 
     async def _fetch(self, receiver: Receiver, version: int) -> tuple[str, int]:
         async with asyncio.timeout(DEADLINE_S):

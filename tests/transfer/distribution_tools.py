@@ -113,6 +113,7 @@ class Site:
         self.waits = WaitBoard()
         self.counted: list[Counted] = []
         self._clients: list[TcpClient] = []
+        self._receivers: list[Receiver] = []
         self._made = 0
 
     def serve(self, port: int = 0) -> MakeServer:
@@ -131,7 +132,9 @@ class Site:
     ) -> Receiver:
         self._made += 1
         folder = self.folder / (name or f"receiver-{self._made}")
-        return Receiver(self.client(port), folder, waits=self.waits, wanted=wanted, watch_s=WATCH_S)
+        made = Receiver(self.client(port), folder, waits=self.waits, wanted=wanted, watch_s=WATCH_S)
+        self._receivers.append(made)
+        return made
 
     @asynccontextmanager
     async def relay(
@@ -164,6 +167,8 @@ class Site:
     async def close(self) -> None:
         for client in self._clients:
             await client.close()
+        for receiver in self._receivers:
+            receiver.close()
 
 
 @asynccontextmanager

@@ -130,6 +130,7 @@ class Soak:
             await asyncio.wait([following])
             if not following.cancelled():
                 following.result()
+            receiver.close()
             await here.end(client)
             self._restarts += restarts
 

@@ -105,6 +105,7 @@ def test_a_receiver_dies_at_every_frame(memory_path: Path, made: tuple[Store, di
             await boundary.reached.wait()
             fetch.cancel()
             await asyncio.wait([fetch])
+            receiver.close()
         engine = Engine()
         await engine.move(here.receiver(port_of(outlet), name), GOAL)
         assert engine.has(history[GOAL])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 from functools import partial
 from pathlib import Path
 
 import pytest
-from distribution_tools import PATIENT, Engine, line, offered, site, until
+from distribution_tools import PATIENT, Engine, free_port, line, offered, site, until
 from store_tools import PACKING, first_weights, moved
 from transport_tools import TOKEN, fetched
 
@@ -21,7 +23,7 @@ from rose_transfer.store import BucketId, Objects, Packing, Store, manifest
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.shared_memory import SharedMemoryClient, SharedMemoryServer
-from rose_transfer.transport.tcp import TcpServer
+from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 
 def test_from_nothing_then_onwards_then_back(memory_path: Path) -> None:
@@ -78,7 +80,9 @@ def test_what_is_there_is_not_fetched_again(memory_path: Path) -> None:
             receiver = here.receiver(port, "one")
             first = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             again = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
-            restarted = await here.receiver(port, "one").fetch(None, None, 3, deadline_s=PATIENT)
+            receiver.close()
+            receiver = here.receiver(port, "one")
+            restarted = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             assert first.bytes_received > 0
             assert (again.bytes_received, restarted.bytes_received) == (0, 0)
             assert here.counted[0].object_bytes == first.bytes_received
@@ -179,6 +183,43 @@ def test_a_wrong_token_ends_news_and_fetches(memory_path: Path) -> None:
     asyncio.run(check())
 
 
+def test_one_receiver_at_a_time_in_a_folder(memory_path: Path) -> None:
+    async def check() -> None:
+        async with site(memory_path) as here:
+            first = here.receiver(free_port(), "one")
+            with pytest.raises(TransferError, match=rf"another process fetches into .*one: process {os.getpid()}"):
+                here.receiver(free_port(), "one")
+            first.close()
+            here.receiver(free_port(), "one")
+
+    asyncio.run(check())
+
+
+def test_the_folder_of_a_receiver_is_held_across_processes_and_freed_by_a_kill(memory_path: Path) -> None:
+    ready, tell = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        try:
+            Receiver(TcpClient("127.0.0.1", 9, token=TOKEN, waits=WaitBoard()), memory_path, waits=WaitBoard())
+            os.write(tell, b"held")
+            signal.pause()
+        finally:
+            os._exit(1)
+
+    async def check() -> None:
+        async with site(memory_path.parent) as here:
+            with pytest.raises(TransferError, match=f"process {holder}"):
+                Receiver(here.client(9), memory_path, waits=here.waits)
+            os.kill(holder, signal.SIGKILL)
+            os.waitpid(holder, 0)
+            Receiver(here.client(9), memory_path, waits=here.waits).close()
+
+    assert os.read(ready, 4) == b"held"
+    os.close(ready)
+    os.close(tell)
+    asyncio.run(check())
+
+
 def test_one_fetch_at_a_time(memory_path: Path) -> None:
     async def check() -> None:
         store, _ = line(memory_path / "store", 1)
@@ -189,6 +230,11 @@ def test_one_fetch_at_a_time(memory_path: Path) -> None:
             )
             assert isinstance(both[1], ContractError)
             assert not isinstance(both[0], BaseException)
+            fetching = asyncio.create_task(receiver.fetch(None, None, 1, deadline_s=PATIENT))
+            await asyncio.sleep(0)
+            with pytest.raises(ContractError, match="closed while it fetches"):
+                receiver.close()
+            await fetching
         store.close()
 
     asyncio.run(check())

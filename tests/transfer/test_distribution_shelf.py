@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,9 @@ def test_only_what_has_the_hash_of_its_key_is_kept(memory_path: Path) -> None:
 
 
 def test_what_a_loss_of_power_spoiled_is_not_here(memory_path: Path) -> None:
-    keep(Shelf(memory_path, None), CONTENT)
+    shelf = Shelf(memory_path, None)
+    keep(shelf, CONTENT)
+    shelf.close()
     path = memory_path / "objects" / KEY
     path.write_bytes(CONTENT[:-1] + b"?")
     assert not Shelf(memory_path, None).has(KEY)
@@ -90,7 +93,7 @@ def test_what_lies_beside_is_linked_unless_it_is_damaged(memory_path: Path) -> N
     (memory_path / "store").mkdir()
     beside = Objects(memory_path / "store")
     beside.put(CONTENT)
-    shelf = Shelf(memory_path / "shelf", beside)
+    shelf = Shelf(memory_path / "shelf", memory_path / "store")
     assert shelf.has(KEY)
     assert (memory_path / "shelf" / "objects" / KEY).samefile(memory_path / "store" / KEY)
     shelf.keep_only(())
@@ -115,6 +118,19 @@ def test_what_is_in_use_is_not_tidied_away(memory_path: Path) -> None:
     shelf.keep_only(())
     assert shelf.objects.known() == ()
     assert list((memory_path / "arriving").iterdir()) == []
+
+
+def test_a_shelf_is_free_once_what_is_being_done_has_ended(memory_path: Path) -> None:
+    shelf, go_on = Shelf(memory_path, None), threading.Event()
+    doing = shelf.disk(KEY).submit(go_on.wait, 30.0)
+    closing = threading.Thread(target=shelf.close)
+    closing.start()
+    with pytest.raises(TransferError, match="another process fetches into"):
+        Shelf(memory_path, None)
+    go_on.set()
+    closing.join(30.0)
+    assert doing.result(0) is True
+    Shelf(memory_path, None).close()
 
 
 def test_files_of_others_are_left_where_they_are(memory_path: Path) -> None:

@@ -76,6 +76,7 @@ class World:
 
     async def restart_receiver(self) -> None:
         number = self.random.randrange(2)
+        self.receivers[number].close()
         self.receivers[number] = self.here.receiver(self.port, f"engine-{number}")
 
     async def jump(self) -> None:

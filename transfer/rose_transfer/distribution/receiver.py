@@ -3,12 +3,13 @@
     objects/<key>      what was fetched: manifests, packings, deltas; each under the SHA-256 of its bytes
     arriving/<key>     what is under way, resumed where it was cut, also after a kill
 
-    receiver = Receiver(client, folder, waits=waits, wanted=buckets_of_this_rank)
+    receiver = Receiver(client, folder, waits=waits, wanted=buckets_of_this_rank)       # alone in the folder
     async for offer in receiver.subscribe(after=held):                       # Offer(version, fingerprint), or None
         fetched = await receiver.fetch(held.version, held.fingerprint, offer.version, deadline_s=600)
         for key, backwards in fetched.steps:                                 # from_bytes(objects.read(key)).buckets …
             ...
         receiver.forget()                                                    # once it is applied
+    receiver.close()
 
 Invariants
 - What `fetch` returns is whole: the steps lead from the very bits that were named, or from nothing, to the goal, and
@@ -36,7 +37,7 @@ from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import log, offers
 from rose_transfer.distribution.way import WayAsk
-from rose_transfer.store import BucketId, NoRoom, Objects, manifest
+from rose_transfer.store import BucketId, NoRoom, manifest
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 
 _WAYS_MAX = 5
@@ -60,11 +61,14 @@ class Fetched:
 
 
 class Receiver:
-    """Pulls from what `client` is connected to into `folder`, which nobody else may use. From one event loop.
+    """Pulls from what `client` is connected to into `folder`, which is its own until `close`. From one event loop.
 
-    `wanted` names the buckets of a packing that are needed, None for all. What lies in `beside`, on the same disk, is
-    linked and not fetched. A server may hold the question for news for `watch_s` seconds; so long it takes at most to
-    notice a trainer that counts from the beginning again. Raises TransferError if the folder cannot be used.
+    `wanted` names the buckets of a packing that are needed, None for all. What lies in the folder of objects `beside`,
+    on the same disk, is linked and not fetched. A server may hold the question for news for `watch_s` seconds; so long
+    it takes at most to notice a trainer that counts from the beginning again. `received_bytes` counts the payload of
+    all fetches, those that failed included.
+
+    Raises TransferError if the folder cannot be used, or another receiver uses it.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class Receiver:
         *,
         waits: WaitBoard,
         wanted: Wanted | None = None,
-        beside: Objects | None = None,
+        beside: Path | None = None,
         watch_s: float = 15.0,
     ) -> None:
         self._client = client
@@ -83,9 +87,19 @@ class Receiver:
         self._wanted = wanted
         self._watch_s = watch_s
         self._fetching = False
+        self.received_bytes = 0
         # Most versions are packed as the one before, and a packing is large.
         self._packings: frozenset[str] = frozenset()
         self._chosen: dict[str, frozenset[BucketId]] = {}
+
+    def close(self) -> None:
+        """Let another receiver use the folder, where everything stays. No fetch may be under way.
+
+        What the disk does for a fetch that was given up is waited for: where it may be slow, call this from a thread.
+        """
+        if self._fetching:
+            raise ContractError("a receiver is closed while it fetches", expected="the end of the fetch first")
+        self._shelf.close()
 
     def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
         """The newest version, whenever it is another one than `after` and than the last that was given.
@@ -104,14 +118,6 @@ class Receiver:
         """
         if self._fetching:
             raise ContractError("a fetch is under way", expected="one at a time for each receiver")
-        self._fetching = True
-        try:
-            return await self._fetch(WayAsk(goal, start, start_fingerprint, secrets.token_hex(16)), deadline_s)
-        finally:
-            self._fetching = False
-            self._shelf.release()
-
-    async def _fetch(self, ask: WayAsk, deadline_s: float) -> Fetched:
         following = Following(
             self._client,
             self._shelf,
@@ -120,6 +126,15 @@ class Receiver:
             chosen=self._chosen,
             until=asyncio.get_running_loop().time() + deadline_s,
         )
+        self._fetching = True
+        try:
+            return await self._fetch(following, WayAsk(goal, start, start_fingerprint, secrets.token_hex(16)))
+        finally:
+            self._fetching = False
+            self.received_bytes += following.received_bytes
+            self._shelf.release()
+
+    async def _fetch(self, following: Following, ask: WayAsk) -> Fetched:
         attempt = 0
         while True:
             attempt += 1

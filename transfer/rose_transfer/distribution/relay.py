@@ -1,7 +1,9 @@
 """A relay: follows a publisher or another relay, keeps its versions, and serves them to those near by.
 
     folder/store        what it has and serves, see `store`
-    folder/incoming     what is on its way, see `receiver`
+    folder/incoming     what is on its way, see `receiver`, whose lock holds all of the folder
+
+How these change is in `lineage`.
 
 Invariants
 - A version is offered once it is whole and proven here, whatever fails afterwards. Until then, and while the upstream
@@ -10,7 +12,9 @@ Invariants
   after it fell behind. Who joins here is served from here.
 - What has arrived survives a kill, so a relay goes on from there.
 - One lineage at a time: if the upstream does not know the bits that are here, because a trainer began from scratch or
-  because they are too old, it all is dropped as soon as the new version has arrived, and the log says so.
+  because they are too old, all of it is served until the new version is whole and proven here, and then dropped. The
+  log says so.
+- `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
 - If the disk is full, versions before the newest go first; if that does not help, the relay stays where it is.
 """
@@ -29,11 +33,12 @@ from typing import ParamSpec, TypeVar
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
+from rose_transfer.distribution import lineage
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.subscription import log, next_offer
-from rose_transfer.store import Manifest, NoRoom, Objects, Store, chain, manifest
+from rose_transfer.store import NoRoom, Store, chain
 from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
 
 P = ParamSpec("P")
@@ -56,11 +61,11 @@ class Relay:
     """The relay of `folder`, while used as an asynchronous context manager: it serves what it has; `run` follows.
 
     `client` is connected to the upstream, and stays the caller's to close. The last `keep` versions stay; the objects
-    of the store take at most `bytes_max` bytes of disk, at least three times the model, None for no limit; what is on
-    its way takes some more. `on_version` is told of every new version. See `Receiver` for `watch_s`. From one event
-    loop.
+    of the store take at most `bytes_max` bytes of disk, at least three times the model, None for no limit. What is on
+    its way takes some more: mostly one delta, but another lineage its whole size, at most `bytes_max`. `on_version` is
+    told of every new version. See `Receiver` for `watch_s`. From one event loop.
 
-    Raises TransferError if another process writes in the folder.
+    Raises TransferError if another relay uses the folder.
     """
 
     def __init__(
@@ -77,10 +82,23 @@ class Relay:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep} must be at least 1")
-        self.store = Store(folder / "store", compress=True, bytes_max=bytes_max)
         self._client = client
-        self._receiver = Receiver(client, folder / "incoming", waits=waits, beside=self.store.objects, watch_s=watch_s)
+        self._folder = folder
+        beside = folder / lineage.STORE / "objects"
+        self._receiver = Receiver(client, folder / "incoming", waits=waits, beside=beside, watch_s=watch_s)
+        self._bytes_max = bytes_max
+        try:
+            lineage.settle(folder)
+            self.store = self._open_store()
+        except BaseException:
+            self._receiver.close()
+            raise
+        self._serve = tuple(serve)
         self._outlet = Outlet(self.store, serve)
+        self._switching: asyncio.Task[None] | None = None
+        self._told = self._newest()
+        self._told_bytes = 0
+        self._began_s: float | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="rose-relay")
         self._waits = waits
         self._keep = keep
@@ -112,7 +130,7 @@ class Relay:
         """
         while True:
             # Also the version that is whole here although something failed after its mark was written.
-            self._outlet.announce_newest()
+            self._offer()
             offer = await next_offer(self._client, self._held(), self._watch_s)
             if offer is None or self._has(offer):
                 continue
@@ -136,74 +154,87 @@ class Relay:
             return None
         return Offer(newest, self.store.fingerprint(newest))
 
+    def _newest(self) -> Offer | None:
+        newest = self.store.newest
+        return None if newest is None else Offer(newest, self.store.fingerprint(newest))
+
     async def _follow(self, offer: Offer) -> None:
-        began_s = time.monotonic()
+        if self._began_s is None:
+            self._began_s = time.monotonic()
         try:
-            received_bytes = await self._bring(offer)
+            await self._bring(offer)
         except NoRoom as error:
             older = self.store.versions()[:-1]
             if not older:
                 raise
             log.warning("no room: older versions go", versions=older, why=str(error))
             await self._in_thread(self.store.retire, *older)
-            received_bytes = await self._bring(offer)
-        self._outlet.announce_newest()
-        if self._on_version is not None:
-            self._on_version(Relayed(offer.version, received_bytes, time.monotonic() - began_s))
+            await self._bring(offer)
+        self._offer()
         await self._in_thread(self.store.collect, self._keep)
 
-    async def _bring(self, offer: Offer) -> int:
-        """Have the version in the store, and say how many bytes were received for it."""
+    def _offer(self) -> None:
+        """Offer what is newest here, and tell of it if it is new."""
+        self._outlet.announce_newest()
+        newest = self._newest()
+        if newest is None or newest == self._told:
+            return
+        received_bytes = self._receiver.received_bytes
+        now_s = time.monotonic()
+        relayed = Relayed(newest.version, received_bytes - self._told_bytes, now_s - (self._began_s or now_s))
+        self._told, self._told_bytes, self._began_s = newest, received_bytes, None
+        if self._on_version is not None:
+            self._on_version(relayed)
+
+    async def _bring(self, offer: Offer) -> None:
+        """Have the version in the store."""
         held = self._held()
         start, bits = (None, None) if held is None else (held.version, held.fingerprint)
         fetched = await self._receiver.fetch(start, bits, offer.version, deadline_s=_FETCH_S)
-        known, received_bytes = fetched.start_known, fetched.bytes_received
+        known = fetched.start_known
         if any(backwards for _, backwards in fetched.steps):
             # A way back leads over versions that are not here.
             fetched = await self._receiver.fetch(None, None, offer.version, deadline_s=_FETCH_S)
-            received_bytes += fetched.bytes_received
-        if (held is None or known) and await self._in_thread(self._continues, fetched):
-            await self._in_thread(self._take_in, fetched)
+        if (held is None or known) and await self._in_thread(lineage.continues, self.store, fetched):
+            await self._in_thread(lineage.take_in, self.store, fetched)
         else:
             await self._begin_anew(fetched)
         try:
+            await self._in_thread(lineage.remove_dropped, self._folder)
             await self._in_thread(self._receiver.forget)
         except (TransferError, DeadlineExceeded) as error:
             # It goes with what the next version leaves.
             log.warning("what arrived is not tidied away", version=offer.version, why=str(error))
-        return received_bytes
 
     async def _begin_anew(self, fetched: Fetched) -> None:
+        await self._in_thread(lineage.take_in_anew, self._folder, fetched, bytes_max=self._bytes_max)
         log.warning(
             "the upstream does not know what is here: another lineage, or too old; all of it is dropped",
             here=self.store.newest,
             new=fetched.version,
         )
+        # Whoever stops following meanwhile goes on serving, the one lineage or the other.
+        self._switching = asyncio.create_task(self._switch())
+        await asyncio.shield(self._switching)
+
+    async def _switch(self) -> None:
         await self._outlet.close()
         try:
-            await self._in_thread(self.store.clear)
-            await self._in_thread(self._take_in, fetched)
+            await self._in_thread(self._replace_store)
         finally:
+            self._outlet = Outlet(self.store, self._serve)
             await self._outlet.open()
 
-    def _continues(self, fetched: Fetched) -> bool:
-        """In a thread. Whether what is fetched can stand beside what is here, where a damaged disk has lost parts."""
-        newest = self.store.newest
-        if newest is not None and fetched.version < newest:
-            return False
-        here = {version: self.store.fingerprint(version) for version in self.store.versions()}
-        for found in _manifests(fetched):
-            for version, whole in ((found.version, found.fingerprint), (found.base, found.base_fingerprint)):
-                if version is not None and here.get(version, whole) != whole:
-                    return False
-        return True
+    def _replace_store(self) -> None:
+        """In a thread."""
+        self.store.close()
+        try:
+            lineage.replace(self._folder)
+        finally:
+            self.store = self._open_store()
 
-    def _take_in(self, fetched: Fetched) -> None:
-        """In a thread. Raises NoRoom, or TransferError if an object turns out damaged; the store is as it was then."""
-        for found in _manifests(fetched):
-            with self.store.receive(found):
-                for needed in found.object_keys():
-                    self.store.objects.adopt(fetched.objects_folder / needed)
+    def _open_store(self) -> Store:
+        return Store(self._folder / lineage.STORE, compress=True, bytes_max=self._bytes_max)
 
     async def _in_thread(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         working = asyncio.get_running_loop().run_in_executor(self._disk, partial(work, *arguments, **named))
@@ -213,13 +244,16 @@ class Relay:
 
     async def _close(self) -> None:
         try:
+            if self._switching is not None:
+                await asyncio.wait([self._switching])
+                if (trouble := self._switching.exception()) is not None:
+                    log.warning("the new lineage did not take its place", why=str(trouble))
             await self._outlet.close()
         finally:
-            # What is being written ends first: another process may open the store as soon as it is closed.
-            await asyncio.to_thread(self._disk.shutdown)
-            self.store.close()
+            # What is being written ends first: another process may use the folder as soon as it is free.
+            await asyncio.to_thread(self._free)
 
-
-def _manifests(fetched: Fetched) -> list[Manifest]:
-    arrived = Objects(fetched.objects_folder)
-    return [manifest.from_bytes(arrived.read(key)) for key, _ in fetched.steps]
+    def _free(self) -> None:
+        self._disk.shutdown()
+        self.store.close()
+        self._receiver.close()

@@ -2,8 +2,10 @@
 
     objects/<key>      whole, with the hash of its key
     arriving/<key>     in parts, see `arrival`
+    lock               held by the one that uses the folder
 
 Invariants
+- One at a time uses a folder: what another one maps and this one truncates would kill both.
 - What `has` says is here was compared with its key by this process, since a loss of power spoils what it likes.
 - An object is taken in by a rename: a killed process leaves it here or there, never in between.
 - What is in use is not tidied away: it was entered before it was looked for.
@@ -16,6 +18,7 @@ Methods that read or write the disk take their time, and may be called from thre
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -23,31 +26,44 @@ from pathlib import Path
 
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
-from rose_transfer.store.files import disk_trouble
+from rose_transfer.store.files import disk_trouble, hold_alone
 from rose_transfer.store.objects import is_key
 
 _DISK_THREADS = 4
 
 
 class Shelf:
-    """The shelf in `folder`, which nobody else may use; what lies in `beside` is linked, not fetched.
+    """The shelf in `folder`, until `close`; what lies in the folder of objects `beside` is linked, not fetched.
 
-    Raises TransferError if the folder cannot be used.
+    Raises TransferError if the folder cannot be used, or another one uses it.
     """
 
-    def __init__(self, folder: Path, beside: Objects | None) -> None:
+    def __init__(self, folder: Path, beside: Path | None) -> None:
         self.objects_folder = folder / "objects"
         self._arriving = folder / "arriving"
         with disk_trouble(f"{folder} cannot be used for what arrives"):
             for made in (self.objects_folder, self._arriving):
                 made.mkdir(parents=True, exist_ok=True)
-        self.objects = Objects(self.objects_folder)
-        self.objects.remove_drafts()
+        self._lock = hold_alone(folder, "fetches into")
+        try:
+            self.objects = Objects(self.objects_folder)
+            self.objects.remove_drafts()
+        except BaseException:
+            os.close(self._lock)
+            raise
         self._beside = beside
         self._compared: set[str] = set()
         self._guard = threading.Lock()
         self._in_use: set[str] = set()
         self._disks = [ThreadPoolExecutor(1, thread_name_prefix="rose-shelf") for _ in range(_DISK_THREADS)]
+
+    def close(self) -> None:
+        """Let another one use the folder, once what is being done with objects has ended. What is here stays."""
+        for disk in self._disks:
+            disk.shutdown()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def disk(self, key: str) -> ThreadPoolExecutor:
         """Does one thing after the other with that object; others may be in other threads."""
@@ -66,7 +82,7 @@ class Shelf:
     def has(self, key: str) -> bool:
         """Whether the object is here; a damaged one is not. Raises TransferError if the disk fails."""
         if not self.objects.has(key):
-            return self._beside is not None and self._beside.has(key) and self._link_from(self._beside, key)
+            return self._beside is not None and is_key(key) and self._link(self._beside / key)
         if key not in self._compared and _hash_of(self.objects_folder / key) == key:
             self._compared.add(key)
         return key in self._compared
@@ -102,16 +118,11 @@ class Shelf:
                     with disk_trouble(f"{self._arriving} cannot be tidied"):
                         (self._arriving / key).unlink(missing_ok=True)
 
-    def _link_from(self, beside: Objects, key: str) -> bool:
-        try:
-            with beside.open(key) as found:
-                sound = _hash_of(found.path) == key
-                if sound:
-                    self.objects.adopt(found.path)
-        except LostObject:
-            return False
+    def _link(self, path: Path) -> bool:
+        sound = _hash_of(path) == path.name
         if sound:
-            self._compared.add(key)
+            self.objects.adopt(path)
+            self._compared.add(path.name)
         return sound
 
 

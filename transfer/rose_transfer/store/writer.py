@@ -8,15 +8,13 @@ Invariants
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from rose.errors import TransferError
 from rose_transfer.store import chain, manifest
-from rose_transfer.store.files import disk_trouble, files_in, flush_folder, remove_drafts, write_whole
+from rose_transfer.store.files import disk_trouble, files_in, flush_folder, hold_alone, remove_drafts, write_whole
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import Objects
 from rose_transfer.store.reader import StoreReader, link_name, log, mark_name
@@ -42,7 +40,7 @@ class StoreWriter(StoreReader):
         with disk_trouble(f"{folder} cannot be made a weight store"):
             for name in ("objects", "links", "versions"):
                 (folder / name).mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(folder / "lock")
+        self._lock = hold_alone(folder, "writes to")
         self._incoming: tuple[Manifest, ...] = ()
         try:
             super().__init__(folder)
@@ -124,24 +122,6 @@ class StoreWriter(StoreReader):
         if found != Recovered():
             log.warning("removed what was half-done or spoiled", folder=str(self.folder), removed=str(found))
         return found
-
-
-def _lock(path: Path) -> int:
-    with disk_trouble(f"{path} cannot be locked"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise TransferError(
-                f"another process writes to {path.parent}",
-                expected="one publisher for each store",
-                to_do="end it, or publish to another folder",
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-    return descriptor
 
 
 def _write(folder: Path, name: str, data: bytes) -> None:

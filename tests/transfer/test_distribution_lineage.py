@@ -1,0 +1,169 @@
+"""Another lineage takes the place of a relay's store whole or not at all, wherever a kill or damage strikes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from distribution_main import die_at
+from distribution_tools import Engine, free_port, line, offered, site, until
+from store_tools import PACKING, Bits, first_weights, moved, same
+
+from rose.errors import TransferError
+from rose_transfer.codec import MalformedDelta
+from rose_transfer.distribution import Fetched, Relay, lineage
+from rose_transfer.store import NoRoom, Store
+from rose_transfer.store.survey import verify
+
+FIRST_OF_NEW = 2
+
+
+def other_line(folder: Path) -> tuple[Store, dict[int, list[Bits]]]:
+    """A lineage that begins from scratch, with two versions."""
+    store = Store(folder, compress=True)
+    history = {FIRST_OF_NEW: first_weights(99)}
+    history[FIRST_OF_NEW + 1] = moved(history[FIRST_OF_NEW], 0.02, 99)
+    store.publish(FIRST_OF_NEW, PACKING, history[FIRST_OF_NEW])
+    store.publish(FIRST_OF_NEW + 1, PACKING, history[FIRST_OF_NEW + 1], base=FIRST_OF_NEW)
+    return store, history
+
+
+def fetched_from(store: Store) -> Fetched:
+    assert store.newest is not None
+    steps = tuple((step.manifest.key, step.backwards) for step in store.steps(None, store.newest))
+    return Fetched(store.newest, store.fingerprint(store.newest), store.folder / "objects", steps, False, 0)
+
+
+def switch(folder: Path, fetched: Fetched) -> None:
+    """What a relay does with it, end to end."""
+    lineage.take_in_anew(folder, fetched, bytes_max=None)
+    lineage.replace(folder)
+    lineage.remove_dropped(folder)
+
+
+def is_killed(change: int, work: Callable[[], None]) -> bool:
+    """Run it in another process, which dies before that change to the disk; False if it has done all by then."""
+    child = os.fork()
+    if child == 0:
+        try:
+            die_at(change)
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
+
+
+@contextlib.contextmanager
+def opened(folder: Path) -> Iterator[Store]:
+    lineage.settle(folder)
+    assert {path.name for path in folder.iterdir()} == {lineage.STORE}, "no rest is left"
+    with contextlib.closing(Store(folder / lineage.STORE)) as store:
+        yield store
+
+
+def test_killed_at_every_change_to_the_disk_one_lineage_is_there_whole(memory_path: Path) -> None:
+    other, fresh = other_line(memory_path / "other")
+    found: list[int] = []
+    for change in range(1, 400):
+        folder = memory_path / f"relay-{change}"
+        store, history = line(folder / lineage.STORE, 4)
+        store.close()
+        # Twice, since to go on after a kill may be killed as well.
+        killed = is_killed(change, lambda folder=folder: switch(folder, fetched_from(other)))  # type: ignore[misc]
+        is_killed(1 + change % 5, lambda folder=folder: lineage.settle(folder))  # type: ignore[misc]
+        with opened(folder) as kept:
+            assert kept.newest in (4, FIRST_OF_NEW + 1)
+            expected = history if kept.newest == 4 else fresh
+            assert all(same(list(kept.read(version)), expected[version]) for version in expected)
+            assert kept.versions() == tuple(expected)
+            assert verify(kept) == ()
+            found.append(kept.newest)
+        shutil.rmtree(folder)
+        if not killed:
+            break
+    assert not killed, "every change was tried"
+    assert found == sorted(found, reverse=True), "the old one until the new one is there, which then stays"
+    assert len(set(found)) == 2
+    other.close()
+
+
+def test_a_lineage_that_is_damaged_or_has_no_room_leaves_what_is_there(memory_path: Path) -> None:
+    other, _ = other_line(memory_path / "other")
+    folder = memory_path / "relay"
+    store, history = line(folder / lineage.STORE, 4)
+    fetched = fetched_from(other)
+    with pytest.raises(NoRoom):
+        lineage.take_in_anew(folder, fetched, bytes_max=other.objects.used_bytes // 2)
+    last = other.folder / "objects" / other.steps(2, 3)[0].manifest.buckets[-1].key
+    spoil(last)
+    with pytest.raises((TransferError, MalformedDelta)):
+        lineage.take_in_anew(folder, fetched, bytes_max=None)
+    assert {path.name for path in folder.iterdir()} == {lineage.STORE}
+    store.close()
+    with opened(folder) as kept:
+        assert same(list(kept.read(4)), history[4])
+    other.close()
+
+
+def test_a_relay_serves_the_old_lineage_until_the_new_one_is_whole(memory_path: Path) -> None:
+    """What is damaged between fetch and store is found, and what was served goes on being served."""
+
+    async def check() -> None:
+        store, history = line(memory_path / "store", 3)
+        other, fresh = other_line(memory_path / "other")
+        upstream = free_port()
+        async with site(memory_path) as here:
+            async with offered(here, store, port=upstream), here.relay(upstream, port=(own := free_port())) as relay:
+                await offers(relay, 3)
+            async with here.relay(upstream, port=own) as relay:
+                real = relay._receiver.fetch
+                tries: list[int] = []
+
+                async def damaged(start: int | None, bits: str | None, goal: int, *, deadline_s: float) -> Fetched:
+                    fetched = await real(start, bits, goal, deadline_s=deadline_s)
+                    tries.append(goal)
+                    if len(tries) < 3:
+                        spoil(fetched.objects_folder / other.steps(2, 3)[0].manifest.buckets[-1].key)
+                    return fetched
+
+                relay._receiver.fetch = damaged  # type: ignore[method-assign]
+                async with offered(here, other, port=upstream):
+                    receiver, engine = here.receiver(own), Engine()
+                    await until(lambda: len(tries) == 1)
+                    await until(lambda: any("another attempt" in wait.what for wait in here.waits.snapshot()))
+                    assert relay.store.holds(3, store.fingerprint(3))
+                    await engine.move(receiver, 3)
+                    assert engine.has(history[3])
+                    await offers(relay, FIRST_OF_NEW + 1, other.fingerprint(FIRST_OF_NEW + 1))
+                    await engine.move(receiver, FIRST_OF_NEW + 1)
+                    assert engine.has(fresh[FIRST_OF_NEW + 1])
+                    assert verify(relay.store) == ()
+        store.close()
+        other.close()
+
+    asyncio.run(check())
+
+
+async def offers(relay: Relay, version: int, fingerprint: str = "") -> None:
+    def is_offered() -> bool:
+        newest = [getattr(server, "newest", None) for server in relay.servers]
+        return any(one is not None and one.version == version and fingerprint in one.key for one in newest)
+
+    await until(is_offered)
+
+
+def spoil(path: Path) -> None:
+    """Other bytes in a new file: where the old one is linked from elsewhere, it stays sound."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(bytes(data))
