@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from distribution_tools import PATIENT, Engine, port_of, site
+from distribution_tools import PATIENT, Engine, port_of, site, until
 
 from rose.errors import TransferError
 from rose_transfer.distribution import WeightPublisher
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
-from rose_transfer.store import BucketId, Packing
+from rose_transfer.store import BucketId, Packing, Store
 from rose_transfer.store.buckets import unpack
+from rose_transfer.store.survey import verify
 from rose_transfer.transport.tcp import TcpServer
 
 PARAMETERS = {"embed": Parameter((16, 8), "bfloat16"), "router": Parameter((4, 8), "float32")}
@@ -189,5 +191,153 @@ def test_one_version_is_offered_on_every_transport(memory_path: Path) -> None:
                     assert (await anext(receiver.subscribe())).version == 1
                     await engine.move(receiver, 1)
                     assert torch.equal(tensors(engine, publisher.store.packing(1))["router"], weights(1)["router"])
+
+    asyncio.run(check())
+
+
+class HeldUp:
+    """A state dict whose tensor stops whoever packs it, in the thread, until it is let go on."""
+
+    def __init__(self, version: int) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.state: dict[str, torch.Tensor] = weights(version)
+        self.state["router"] = Gated(self.state["router"], self)
+
+    def stop(self) -> None:
+        self.reached.set()
+        assert self.go_on.wait(PATIENT)
+
+
+class Gated(torch.Tensor):
+    """Stops where it is copied from."""
+
+    gate: HeldUp
+
+    @staticmethod
+    def __new__(cls, data: torch.Tensor, gate: HeldUp) -> Gated:
+        made = torch.Tensor._make_subclass(cls, data)
+        made.gate = gate
+        return made
+
+    def detach(self) -> torch.Tensor:
+        self.gate.stop()
+        return self.as_subclass(torch.Tensor).detach()
+
+
+def whole_or_nothing(publisher: WeightPublisher, version: int) -> None:
+    """What is on disk is offered, and nothing else is there."""
+    (server,) = publisher.servers
+    assert isinstance(server, TcpServer)
+    assert server.newest is not None
+    assert server.newest.version == publisher.newest == publisher.store.newest == version
+    assert verify(publisher.store) == ()
+    named = {key for found in publisher.store.manifests() for key in (found.key, *found.object_keys())}
+    assert set(publisher.store.objects.known()) == named
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_publish_that_is_cancelled_while_it_packs_leaves_nothing(memory_path: Path, times: int) -> None:
+    """However often it is cancelled, and though the weights change as soon as it has raised."""
+
+    async def check() -> None:
+        async with (
+            site(memory_path) as here,
+            WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve()]) as publisher,
+        ):
+            await publisher.publish(1, weights(1))
+            held_up = HeldUp(2)
+            publishing = asyncio.create_task(publisher.publish(2, held_up.state))
+            await until(held_up.reached.is_set)
+            for _ in range(times):
+                publishing.cancel()
+                await asyncio.sleep(0)
+            if times == 1:
+                await until(lambda: any("to be given up" in wait.what for wait in here.waits.snapshot()))
+                assert not publishing.done(), "the weights are still being read"
+                held_up.go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+            if times == 1:
+                whole_or_nothing(publisher, 1)
+            following = asyncio.create_task(publisher.publish(2, weights(3)))
+            held_up.go_on.set()
+            assert (await following).base == 1
+            receiver, engine = here.receiver(port_of(publisher)), Engine()
+            await engine.move(receiver, 2)
+            assert torch.equal(tensors(engine, publisher.store.packing(2))["router"], weights(3)["router"])
+            await publisher.offer()
+            whole_or_nothing(publisher, 2)
+
+    asyncio.run(check())
+
+
+def test_a_publish_that_is_cancelled_once_all_is_packed_is_offered(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check() -> None:
+        async with (
+            site(memory_path) as here,
+            WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve()]) as publisher,
+        ):
+            await publisher.publish(1, weights(1))
+            reached, go_on = threading.Event(), threading.Event()
+            write_mark = publisher.store._write_mark
+
+            def slow(version: int, fingerprint: str) -> None:
+                reached.set()
+                assert go_on.wait(PATIENT)
+                write_mark(version, fingerprint)
+
+            monkeypatch.setattr(publisher.store, "_write_mark", slow)
+            publishing = asyncio.create_task(publisher.publish(2, weights(2)))
+            await until(reached.is_set)
+            publishing.cancel()
+            await until(lambda: any("to be given up" in wait.what for wait in here.waits.snapshot()))
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await publishing
+            assert publisher.newest == 2
+            await publisher.publish(3, weights(3))
+            await publisher.offer()
+            whole_or_nothing(publisher, 3)
+            assert publisher.store.versions() == (1, 2, 3)
+
+    asyncio.run(check())
+
+
+def test_a_publish_that_is_cancelled_before_it_begins_or_after_its_end_is_no_trouble(memory_path: Path) -> None:
+    async def check() -> None:
+        async with (
+            site(memory_path) as here,
+            WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve()]) as publisher,
+        ):
+            await publisher.publish(1, weights(1))
+            for turns in range(12):
+                newest = publisher.newest
+                publishing = asyncio.create_task(publisher.publish(2 + turns, weights(2)))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                publishing.cancel()
+                await asyncio.wait([publishing])
+                assert publisher.newest in (newest, 2 + turns)
+                await publisher.offer()
+                assert publisher.newest is not None
+                whole_or_nothing(publisher, publisher.newest)
+            both = await asyncio.gather(*(publisher.publish(number, weights(number)) for number in (20, 21)))
+            assert [made.version for made in both] == [20, 21]
+
+    asyncio.run(check())
+
+
+def test_a_publisher_that_is_closed_while_it_publishes_ends_with_the_version_whole(memory_path: Path) -> None:
+    async def check() -> None:
+        async with site(memory_path) as here:
+            async with WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve()]) as publisher:
+                held_up = HeldUp(1)
+                publishing = asyncio.create_task(publisher.publish(1, held_up.state))
+                await until(held_up.reached.is_set)
+                held_up.go_on.set()
+            assert (await publishing).version == 1
+            Store(memory_path / "store").close()
 
     asyncio.run(check())

@@ -7,7 +7,8 @@
 
 Invariants
 - A version is announced only once it is whole on disk, and what was published keeps its bits. The state dict may
-  change as soon as `publish` has returned.
+  change as soon as `publish` has returned or raised.
+- A `publish` that is cancelled ends with the version announced, or with nothing of it left; `newest` says which.
 - What several receivers hold alike is packed once, so the bytes that leave do not grow with replicas.
 - The last `keep` versions and those that are pinned stay; others are retired after each publishing, in the background.
   Who holds a version that is retired fetches the next one whole.
@@ -18,13 +19,15 @@ Memory: the bits of the version published last, one model's size in the publishe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
-from rose.errors import TransferError
+from rose.errors import DeadlineExceeded, TransferError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.distribution.outlet import MakeServer, Outlet
@@ -36,7 +39,9 @@ from rose_transfer.store.packing import pack_regions, pack_whole
 from rose_transfer.transport.interface import ObjectServer
 
 _WRITE_S = 3600.0
+_GIVE_UP_S = 60.0
 log = logger("weights")
+T = TypeVar("T")
 
 
 class WeightPublisher:
@@ -74,6 +79,7 @@ class WeightPublisher:
         self._packing: Packing | None = None
         # What that packing is of; None once it does not fit any more.
         self._packed_for: Mapping[str, Parameter] | None = None
+        self._publishing: asyncio.Task[Manifest] | None = None
         self._retiring: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> WeightPublisher:
@@ -102,16 +108,30 @@ class WeightPublisher:
     async def publish(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Manifest:
         """Store `state_dict` as `version` and offer it. Tensors of several names count once; others are rounded.
 
+        Cancelled, it gives up at the next bucket, and ends once nothing of the version is left; where it had all of
+        them by then, the version is offered.
+
         Raises TransferError if the number does not rise, a parameter is missing or has another shape, or the disk
         fails (NoRoom if it is full); nothing of the version is left then.
         """
-        await self._retired()
-        work = asyncio.to_thread(self._write, version, state_dict)
-        manifest = await self._waits.within(
-            work, f"version {version} on disk", "the weight store", _WRITE_S, boundary="transfer"
-        )
-        self._offer()
-        return manifest
+        await self._published_before()
+        given_up = threading.Event()
+        publishing = asyncio.create_task(self._write_and_offer(version, state_dict, given_up))
+        publishing.add_done_callback(_heed)
+        self._publishing = publishing
+        try:
+            return await self._waits.within(
+                asyncio.shield(publishing),
+                f"version {version} on disk",
+                "the weight store",
+                _WRITE_S,
+                boundary="transfer",
+            )
+        except (asyncio.CancelledError, DeadlineExceeded):
+            given_up.set()
+            with self._waits.waiting(f"version {version} to be given up", "the weight store", _GIVE_UP_S):
+                await asyncio.wait([publishing], timeout=_GIVE_UP_S)
+            raise
 
     async def offer(self) -> None:
         """Offer the newest version in `store`, which a `ShardedPublisher` has put there."""
@@ -137,10 +157,18 @@ class WeightPublisher:
         self._outlet.announce_newest()
         self._retiring = asyncio.create_task(self._retire())
 
-    def _write(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Manifest:
+    async def _write_and_offer(
+        self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event
+    ) -> Manifest:
+        manifest = await asyncio.to_thread(self._write, version, state_dict, given_up)
+        self._offer()
+        return manifest
+
+    def _write(self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event) -> Manifest:
         """In a thread."""
         packing = self._packing_for(state_dict)
-        return self.store.publish(version, packing, pack(packing, state_dict), base=self.store.newest)
+        buckets = _unless(given_up, version, pack(packing, state_dict))
+        return self.store.publish(version, packing, buckets, base=self.store.newest)
 
     def _packing_for(self, state_dict: Mapping[str, torch.Tensor]) -> Packing:
         parameters = self._published(state_dict)
@@ -175,6 +203,19 @@ class WeightPublisher:
         except TransferError as error:
             log.warning("old versions stay", why=str(error))
 
+    async def _published_before(self) -> None:
+        """Wait for a publishing that is under way, also one that was given up, and for what it retires."""
+        await self._retired()
+        while self._publishing is not None and not self._publishing.done():
+            await self._waits.within(
+                asyncio.wait([self._publishing]),
+                "end of publishing another version",
+                "the weight store",
+                _WRITE_S,
+                boundary="transfer",
+            )
+            await self._retired()
+
     async def _retired(self) -> None:
         """Wait for what is being retired. Raises what went wrong there that should not."""
         retiring = self._retiring
@@ -191,7 +232,26 @@ class WeightPublisher:
 
     async def _close(self) -> None:
         try:
+            await self._published_before()
             await self._outlet.close()
-            await self._retired()
         finally:
             await asyncio.to_thread(self.store.close)
+
+
+def _unless(given_up: threading.Event, version: int, buckets: Iterable[T]) -> Iterator[T]:
+    """The buckets. Raises TransferError instead of the next one, or of their end, once they are given up."""
+    for bucket in buckets:
+        _go_on(given_up, version)
+        yield bucket
+    _go_on(given_up, version)
+
+
+def _go_on(given_up: threading.Event, version: int) -> None:
+    if given_up.is_set():
+        raise TransferError(f"version {version} was given up while it was written", to_do="publish it again")
+
+
+def _heed(ended: asyncio.Task[Manifest]) -> None:
+    """What went wrong is raised where somebody waits for it; where all have given up, it is no news."""
+    if not ended.cancelled():
+        ended.exception()
