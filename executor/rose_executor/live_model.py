@@ -67,7 +67,7 @@ class LiveModel:
         keys = {step.manifest.packing for step in steps}
         if len(keys) > 1:
             raise TransferError("the steps of a way pack the model in different ways", to_do="begin anew")
-        return LiveUpdate(self._weights_packed(layout, held, keys.pop()), steps, held.read)
+        return LiveUpdate(self._weights_packed(layout, held, keys.pop()), steps, held.read, objects)
 
     def needs(self, packed: Packing) -> tuple[BucketId, ...]:
         """The buckets of a packing that this rank holds. Raises TransferError if that does not fit this model."""

@@ -50,7 +50,7 @@ def _bring(
 ) -> tuple[list[str], int]:
     live = loaded(source, rank, versions[1])
     weights = LiveWeights(layout, packing, live)
-    update = LiveUpdate(weights, store.steps(1, 2), store.objects.read)
+    update = LiveUpdate(weights, store.steps(1, 2), store.objects.read, store.folder)
     update.stage()
     update.commit()
     different = differing(layout, live, loaded(source, rank, versions[2]))

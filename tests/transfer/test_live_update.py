@@ -12,7 +12,7 @@ from live_tools import SHAPES, Line, first_state, memory_for, packing_for, rank_
 from rose.errors import TransferError
 from rose_transfer.codec import MalformedDelta, WrongBase, overwrite_changed
 from rose_transfer.layout.layout import Layout
-from rose_transfer.live import LiveUpdate, LiveWeights, RolledBack, live_update
+from rose_transfer.live import LiveUpdate, LiveWeights, RolledBack, staged
 from rose_transfer.store import Step, object_key
 
 RANKS = {
@@ -31,7 +31,7 @@ def ranks(request: pytest.FixtureRequest) -> list[Layout]:
 
 
 def update(line: Line, weights: LiveWeights, steps: tuple[Step, ...]) -> LiveUpdate:
-    return LiveUpdate(weights, steps, line.store.objects.read)
+    return LiveUpdate(weights, steps, line.store.objects.read, line.store.folder)
 
 
 @pytest.mark.parametrize(("start", "goal"), [(1, 2), (1, 3), (3, 1), (2, 2), (3, 2)])
@@ -48,16 +48,34 @@ def test_ranks_get_from_version_to_version(tmp_path: Path, ranks: list[Layout], 
         assert same_bits(memory, memory_for(layout, line.states[start]))
 
 
-def test_one_who_holds_anything_begins_anew(tmp_path: Path, ranks: list[Layout]) -> None:
+@pytest.mark.parametrize("budget", [2**26, 0], ids=["in memory", "in a file"])
+def test_one_who_holds_any_weights_begins_anew_and_gets_them_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: list[Layout], budget: int
+) -> None:
+    monkeypatch.setattr(staged, "MEMORY_BYTES_MAX", budget)
     line = Line(tmp_path, ranks)
     for layout in ranks:
         memory = memory_for(layout, first_state(seed=99))
         change = update(line, LiveWeights(layout, line.packing, memory), line.store.steps(None, 3))
         change.stage()
+        assert same_bits(memory, memory_for(layout, first_state(seed=99)))
         change.commit()
         assert same_bits(memory, memory_for(layout, line.states[3]))
-        with pytest.raises(TransferError, match="cannot be taken back"):
-            change.roll_back()
+        change.roll_back()
+        assert same_bits(memory, memory_for(layout, first_state(seed=99)))
+
+
+def test_what_is_no_version_is_overwritten_and_gone(tmp_path: Path) -> None:
+    layout = rank_layout(dtype="float32")
+    line = Line(tmp_path, [layout])
+    memory = memory_for(layout, first_state(seed=99))
+    memory["norm"][3] = 0.1
+    change = update(line, LiveWeights(layout, line.packing, memory), line.store.steps(None, 3))
+    change.stage()
+    change.commit()
+    assert same_bits(memory, memory_for(layout, line.states[3]))
+    with pytest.raises(TransferError, match="cannot be taken back"):
+        change.roll_back()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -85,12 +103,12 @@ def test_what_is_no_bfloat16_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [1, 3], ids=["forwards", "backwards"])
-@pytest.mark.parametrize("budget", [2**26, 0], ids=["deltas kept", "deltas read again"])
+@pytest.mark.parametrize("budget", [2**26, 0], ids=["in memory", "in a file"])
 def test_every_tile_that_fails_takes_the_update_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, budget: int
 ) -> None:
     """Memory that changes between stage and commit, at the first changed element of each tensor in turn."""
-    monkeypatch.setattr(live_update, "DELTA_BYTES_MAX", budget)
+    monkeypatch.setattr(staged, "MEMORY_BYTES_MAX", budget)
     layout = rank_layout()
     line = Line(tmp_path, [layout])
     steps = line.store.steps(start, 2)
@@ -180,7 +198,10 @@ def test_a_damaged_object_stops_the_stage(tmp_path: Path) -> None:
     for index, entry in enumerate(steps[0].manifest.buckets):
         swapped = {entry.key: line.store.objects.read(other[index].key)}
         change = LiveUpdate(
-            weights, steps, lambda key, swapped=swapped: swapped.get(key) or line.store.objects.read(key)
+            weights,
+            steps,
+            lambda key, swapped=swapped: swapped.get(key) or line.store.objects.read(key),
+            tmp_path,
         )
         with pytest.raises(MalformedDelta, match="is another delta"):
             change.stage()
@@ -201,7 +222,7 @@ def test_a_whole_version_that_holds_only_a_part_is_refused(tmp_path: Path) -> No
         entries.append(replace(entry, key=object_key(data), encoded_bytes=len(data)))
     part = Step(replace(whole.manifest, buckets=tuple(entries)), backwards=False)
     with pytest.raises(MalformedDelta, match="is another delta"):
-        LiveUpdate(weights, [part], objects.__getitem__).stage()
+        LiveUpdate(weights, [part], objects.__getitem__, tmp_path).stage()
     assert same_bits(memory, memory_for(layout, line.states[1]))
 
 

@@ -3,28 +3,32 @@
 Invariants
 - `stage` writes nothing. It reads and checks every object of the way, and compares the live weights, all of them, with
   the version that the way begins at: what can be wrong is found while the engine generates.
+- `commit` needs no object any more, nor memory that the stage has not had: what it applies is staged (see `staged`).
 - `commit` leaves the new version, or the old one and RolledBack, or raises something else: then the weights are mixed
   and must not be used.
 - Each run of tiles is journaled when it has been changed. To take an update back undoes the journal in reverse order,
-  each tile against its check; a way that overwrites cannot be undone, and is taken back only before its first write.
-  Neither can a run that was left half-written: it is known to have begun.
+  each tile against its check. A run that was left half-written cannot be undone: it is known to have begun.
+- A way that begins anew is staged in steps from the weights that are there, so it can be taken back like any other;
+  but where these are no weights of the published form, they are overwritten, and cannot be had again.
 
-Memory: encoded deltas up to `DELTA_BYTES_MAX`, beyond that they are read again from disk at commit, one by one; and
-the room for copies, at most one bucket.
+Memory: deltas of up to 64 MiB, or, where there are more, one of them at a time; and the room for copies, at most one
+bucket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rose.errors import TransferError
-from rose_transfer.codec import Delta, WrongBase
-from rose_transfer.live.live_weights import LiveWeights
+from rose_transfer.codec import Delta, WrongBase, bucket_hash
+from rose_transfer.live.live_weights import Bits, LiveWeights, OtherForm
+from rose_transfer.live.rebased import rebased
+from rose_transfer.live.staged import StagedDeltas
 from rose_transfer.store.manifest import BucketEntry
 from rose_transfer.store.reader import Step, delta_of
 
-DELTA_BYTES_MAX = 64 * 2**20
 ReadObject = Callable[[str], bytes]
 
 
@@ -34,7 +38,7 @@ class RolledBack(TransferError):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Step number `step` of the way, for the bucket at `place`."""
+    """A run, by its first tile, of the bucket at `place`, changed by step number `step` of the way."""
 
     step: int
     place: int
@@ -44,44 +48,45 @@ class _Entry:
 class LiveUpdate:
     """The way `steps` to one version for `weights`; `read_object` gives the bytes of an object by its key.
 
-    Used by one thread at a time: first `stage`, then `commit`, then perhaps `roll_back`.
+    What is too long for memory is staged on the disk of `folder`. Used by one thread at a time: first `stage`, then
+    `commit`, then perhaps `roll_back`.
     """
 
-    def __init__(self, weights: LiveWeights, steps: Sequence[Step], read_object: ReadObject) -> None:
+    def __init__(self, weights: LiveWeights, steps: Sequence[Step], read_object: ReadObject, folder: Path) -> None:
         self._weights = weights
         self._steps = tuple(steps)
         self._read_object = read_object
-        self._deltas: dict[tuple[int, int], Delta] = {}
+        self._folder = folder
+        self._deltas: StagedDeltas | None = None
         self._journal: list[_Entry] = []
         self._begun: _Entry | None = None
-        self._staged = False
+        self._is_staged = False
         self.encoded_bytes = 0
 
     def stage(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """See the invariants. Ends with TransferError soon after `given_up` says so.
 
         Raises WrongBase if the live weights are not those that the way begins at, LostObject or MalformedDelta if an
-        object is not what its manifest says, TransferError if the steps do not follow each other.
+        object is not what its manifest says, NoRoom, TransferError if the steps do not follow each other or the disk
+        fails.
         """
-        held_bytes = 0
+        self._deltas = StagedDeltas(self._folder)
         for place in self._weights.places:
             if given_up():
                 raise TransferError("the stage was given up for another one")
-            current = self._weights.hash_of(place) if self._needs_base else None
+            held = self._held(place)
+            current = bucket_hash(held) if self._needs_base and held is not None else None
             for number, step in enumerate(self._steps):
                 entry = step.manifest.buckets[place]
                 self._check_link(number, entry, current)
-                delta = self._load(number, place)
-                self.encoded_bytes += entry.encoded_bytes
-                if held_bytes + entry.encoded_bytes <= DELTA_BYTES_MAX:
-                    self._deltas[number, place] = delta
-                    held_bytes += entry.encoded_bytes
+                self._stage_step(number, place, held)
                 current = entry.before if step.backwards else entry.after
-        self._staged = True
+        self._deltas.seal()
+        self._is_staged = True
 
     def commit(self) -> None:
         """Change the weights. Raises RolledBack if they are the old ones again, or what made that impossible."""
-        if not self._staged:
+        if not self._is_staged:
             raise TransferError("nothing is staged to commit")
         try:
             for number, step in enumerate(self._steps):
@@ -95,28 +100,41 @@ class LiveUpdate:
         """Undo what `commit` did, all of it or as far as it got. Raises TransferError if that cannot be undone."""
         if self._begun is not None:
             raise TransferError("weights were left half-written", to_do="start the engine from a whole version")
+        delta, read = None, None
         while self._journal:
             entry = self._journal[-1]
-            step = self._steps[entry.step]
-            delta = self._delta(entry.step, entry.place)
+            if delta is None or read != (entry.step, entry.place):
+                delta = None  # one at a time in memory
+                delta, read = self._delta(entry.step, entry.place), (entry.step, entry.place)
             if delta.mode == "overwrite":
                 raise TransferError(
                     "weights that were overwritten cannot be taken back", to_do="start the engine from a whole version"
                 )
-            self._weights.apply_run(entry.place, entry.first, delta, backwards=not step.backwards)
+            self._change(entry, delta, backwards=not self._steps[entry.step].backwards)
             self._journal.pop()
 
     def close(self) -> None:
         """Give back the memory that the update took. It can neither be committed nor taken back any more."""
-        self._deltas.clear()
+        if self._deltas is not None:
+            self._deltas.close()
+            self._deltas = None
         self._journal.clear()
         self._begun = None
-        self._staged = False
+        self._is_staged = False
         self._weights.free_scratch()
 
     @property
     def _needs_base(self) -> bool:
         return bool(self._steps) and self._steps[0].manifest.base is not None
+
+    def _held(self, place: int) -> Bits | None:
+        """A bucket as it is in memory, until the next call; None where it may be anything, and is."""
+        try:
+            return self._weights.bits_of(place)
+        except OtherForm:
+            if self._needs_base:
+                raise
+            return None
 
     def _check_link(self, number: int, entry: BucketEntry, current: int | None) -> None:
         step = self._steps[number]
@@ -133,23 +151,36 @@ class LiveUpdate:
                 to_do="go by a way from nothing",
             )
 
+    def _stage_step(self, number: int, place: int, held: Bits | None) -> None:
+        manifest = self._steps[number].manifest
+        entry = manifest.buckets[place]
+        assert self._deltas is not None
+        self._deltas.make_room(entry.encoded_bytes)
+        delta = delta_of(manifest, entry, self._read_object(entry.key))
+        if manifest.base is None and held is not None:
+            self._deltas.put((number, place), *rebased(delta, held))
+        else:
+            self._deltas.put((number, place), delta, [delta.streams])
+        self.encoded_bytes += entry.encoded_bytes
+
     def _apply(self, number: int, place: int, *, backwards: bool) -> None:
         delta = self._delta(number, place)
         for first in self._weights.runs(place):
-            self._begun = _Entry(number, place, first)
-            try:
-                self._weights.apply_run(place, first, delta, backwards=backwards)
-            except WrongBase:
-                self._begun = None
-                raise
-            self._journal.append(self._begun)
+            entry = _Entry(number, place, first)
+            self._change(entry, delta, backwards=backwards)
+            self._journal.append(entry)
+
+    def _change(self, entry: _Entry, delta: Delta, *, backwards: bool) -> None:
+        def writing() -> None:
+            self._begun = entry
+
+        try:
+            self._weights.apply_run(entry.place, entry.first, delta, backwards=backwards, writing=writing)
+        except WrongBase:
             self._begun = None
+            raise
+        self._begun = None
 
     def _delta(self, number: int, place: int) -> Delta:
-        kept = self._deltas.get((number, place))
-        return self._load(number, place) if kept is None else kept
-
-    def _load(self, number: int, place: int) -> Delta:
-        manifest = self._steps[number].manifest
-        entry = manifest.buckets[place]
-        return delta_of(manifest, entry, self._read_object(entry.key))
+        assert self._deltas is not None
+        return self._deltas.get((number, place))

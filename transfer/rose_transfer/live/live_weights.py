@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from rose.errors import TransferError
-from rose_transfer.codec import TILE_ELEMENTS, Delta, bucket_hash
+from rose_transfer.codec import TILE_ELEMENTS, Delta
 from rose_transfer.codec.streams import tile_count
 from rose_transfer.layout.dtypes import dtype_name
 from rose_transfer.layout.layout import Layout
@@ -32,6 +32,10 @@ Bits = NDArray[np.unsignedinteger[Any]]
 _INTEGERS = {2: torch.int16, 4: torch.int32}
 _WIDENED = {("bfloat16", "float32")}
 """(published, local) dtypes of which the first is the upper half of the second."""
+
+
+class OtherForm(TransferError):
+    """Memory holds an element that no published one can be: it is no version."""
 
 
 class LiveWeights:
@@ -59,38 +63,42 @@ class LiveWeights:
         """The buckets of the packing that this rank holds, by their place in it."""
         return tuple(self._held)
 
-    def hash_of(self, place: int) -> int:
-        """The hash of a bucket (see the codec) as memory holds it now.
+    def bits_of(self, place: int) -> Bits:
+        """The bits of a bucket as memory holds it now, in room that the next call fills anew.
 
-        Raises TransferError if an element is not one of the published dtype.
+        Raises OtherForm if an element is not one of the published dtype.
         """
         held = self._held[place]
         whole = CopiedRun(0, tile_count(held.bucket.elements), held.bucket.elements, ())
         for run in self._runs[place].values():
             self._read(held, run, self._room(held, whole)[run.first * TILE_ELEMENTS :])
-        return bucket_hash(self._bits(held, self._room(held, whole)))
+        return self._bits(held, self._room(held, whole))
 
     def runs(self, place: int) -> tuple[int, ...]:
         """The runs of a bucket that are changed one by one, each by its first tile."""
         return tuple(self._runs[place])
 
-    def apply_run(self, place: int, first: int, delta: Delta, *, backwards: bool) -> None:
+    def apply_run(
+        self, place: int, first: int, delta: Delta, *, backwards: bool, writing: Callable[[], None] = lambda: None
+    ) -> None:
         """Apply (backwards: undo) the tiles of one run of a delta of a bucket.
 
         Raises WrongBase if a tile holds other weights: nothing of the run is changed then. After any other error, some
-        of it may be.
+        of it may be, if `writing` was called: it is before the first write.
         """
         held, run = self._held[place], self._runs[place][first]
         if isinstance(run, DirectRun):
             upto = min(run.end * TILE_ELEMENTS, held.bucket.elements)
             elements = upto - run.first * TILE_ELEMENTS
             bits = self._bits(held, self._flat[run.tensor][run.offset : run.offset + elements])
+            writing()
             delta.apply_tiles(bits, run.first, run.end, backwards=backwards, held_from=run.first)
             return
         room = self._room(held, run)
         if delta.coded < delta.elements or delta.mode == "steps":
             self._read(held, run, room)
         delta.apply_tiles(self._bits(held, room), run.first, run.end, backwards=backwards, held_from=run.first)
+        writing()
         self._write(run, room)
 
     def free_scratch(self) -> None:
@@ -165,14 +173,14 @@ def _check_form(holder: str, parameter: str, published: str, flat: torch.Tensor)
 def _narrow(flat: torch.Tensor, copy: PartCopy, room: torch.Tensor, published: str) -> None:
     """Copy the upper halves of float32 elements; by their bits, for a conversion would make all NaNs one.
 
-    The halves are seen where they lie (low first, as on every machine that runs this): a copy of them would take more
-    memory than the weights themselves.
+    The halves are seen where they lie (low first, as on every machine that runs this), and counted: that takes no
+    memory, while a copy of them would take more than the weights themselves.
     """
     halves, view = flat.view(torch.int16), copy.local
     strides = tuple(2 * stride for stride in view.strides)
     low, high = (_view(halves, View(2 * view.offset + half, view.sizes, strides)) for half in (0, 1))
-    if bool(low.any()):
-        raise TransferError(
+    if int(torch.count_nonzero(low)):
+        raise OtherForm(
             f"{copy.tensor} in memory has an element that is no {published}",
             expected="weights that were published and not changed since",
             to_do="bring the engine to a whole version",
