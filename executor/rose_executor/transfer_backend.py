@@ -8,8 +8,9 @@
     llm.reset_prefix_cache()                                # vLLM leaves it to the caller, for every backend
 
 Each worker pulls from a publisher or a relay what leads from the version that it holds to the one it is told, only the
-buckets that it needs, into a folder of its own under `folder`, and applies that to its tensors where they lie. For an
-engine of several workers the publisher must know their layouts (`layout_discovery`), to pack for them.
+buckets that it needs, into a folder of its own under `folder`, and applies that to its tensors where they lie. An
+engine that is given the folder of another one refuses it. For an engine of several workers the publisher must know
+their layouts (`layout_discovery`), to pack for them.
 
 Invariants
 - Workers of one engine (tensor and pipeline parallel) stage and commit together: where one fails all take back what
@@ -27,6 +28,7 @@ at most 64 MiB of them, and one bucket. Disk: what one update needs, until it is
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +52,7 @@ from rose_executor.live_model import LiveModel, own_rank
 from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.live import LiveUpdate
 from rose_transfer.store import BucketId, Packing
+from rose_transfer.store.files import disk_trouble, hold_alone
 from rose_transfer.transport.access import client_tls, host_and_port, read_token
 from rose_transfer.transport.tcp import TcpClient
 
@@ -62,7 +65,7 @@ class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Where weights come from, and where they are put.
 
     `address` (HOST:PORT) is that of a publisher or a relay, `token_file` has its token; with `ca_file` (PEM) it is
-    spoken to by TLS and trusted by that authority alone. `folder` is for this engine alone.
+    spoken to by TLS and trusted by that authority alone. `folder` is for this engine alone, as long as it runs.
     """
 
     address: str
@@ -103,18 +106,29 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._live = LiveModel(model, Path(self.model_config.model), self.model_config.dtype, rank)
         self._from: RoseInitInfo | None = None
         self._folder = Path()
+        self._lock = -1
         self._staged: _Staged | None = None
         self.held: Offer | None = None
         self.received_bytes = 0
 
     def init_transfer_engine(self, init_info: RoseInitInfo) -> None:
-        """Raises ConfigError if address, token or certificate cannot be used. Nobody is connected to yet."""
+        """Nobody is connected to yet. Where this raises, what was said before stays.
+
+        Raises ConfigError if address, token or certificate cannot be used, TransferError if the folder cannot, or if
+        another engine uses it.
+        """
         host_and_port(init_info.address)
         read_token(Path(init_info.token_file))
         if init_info.ca_file is not None:
             client_tls(Path(init_info.ca_file))
+        folder = Path(init_info.folder).resolve() / self._place
+        if folder != self._folder:
+            with disk_trouble(f"{folder} cannot be made"):
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = hold_alone(folder, "has its weights come to")
+            self._free()
+            self._folder, self._lock = folder, lock
         self._from = init_info
-        self._folder = Path(init_info.folder) / self._place
 
     def start_weight_update(self) -> None:
         """Forget what an update that was given up has staged. Raises TransferError if not initialised."""
@@ -162,7 +176,9 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             raise
         self.held = Offer(fetched.version, fetched.fingerprint)
         self._drop()
-        shutil.rmtree(self._folder, ignore_errors=True)  # the next update needs none of it; what stays costs room only
+        shutil.rmtree(
+            self._incoming, ignore_errors=True
+        )  # the next update needs none of it; what stays costs room
         log.info("new weights are in force", version=fetched.version, bytes_received=fetched.bytes_received)
 
     def _take_back(self, update: LiveUpdate, why: TransferError) -> None:
@@ -175,7 +191,10 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             ) from why
 
     def shutdown(self) -> None:
+        """Let another engine use the folder."""
         self._drop()
+        self._free()
+        self._from = None
 
     def _stage(self, wanted: RoseUpdateInfo) -> None:
         fetched = _in_a_thread(self._fetch(wanted))
@@ -193,9 +212,12 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         token = read_token(Path(self._from.token_file))
         client = TcpClient(*host_and_port(self._from.address), token=token, waits=waits, tls=trusted)
         try:
-            receiver = Receiver(client, self._folder, waits=waits, wanted=self._needs)
+            receiver = Receiver(client, self._incoming, waits=waits, wanted=self._needs)
             number, bits = (None, None) if self.held is None else (self.held.version, self.held.fingerprint)
-            return await receiver.fetch(number, bits, wanted.version, deadline_s=wanted.timeout_s)
+            try:
+                return await receiver.fetch(number, bits, wanted.version, deadline_s=wanted.timeout_s)
+            finally:
+                receiver.close()
         finally:
             await client.close()
 
@@ -204,6 +226,16 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             return self._live.needs(packed)
         except TransferError:
             return ()  # staging says what does not fit: here it would count as damage, and be fetched again
+
+    @property
+    def _incoming(self) -> Path:
+        """Beside the lock, which nothing may remove."""
+        return self._folder / "incoming"
+
+    def _free(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._folder, self._lock = Path(), -1
 
     def _drop(self) -> None:
         staged, self._staged = self._staged, None
