@@ -29,12 +29,15 @@ CALLS = ("open", "write", "fsync", "close", "rename", "unlink")
 def before_call(number: int, act: Callable[[str, tuple[object, ...]], None]) -> Iterator[list[int]]:
     """Have `act` called before call `number` of CALLS; yields the count so far."""
     count = [0]
+    counting = threading.Lock()
     real = {name: getattr(os, name) for name in CALLS}
 
     def watched(name: str) -> Callable[..., object]:
         def call(*arguments: object, **options: object) -> object:
-            count[0] += 1
-            if count[0] == number:
+            with counting:
+                count[0] += 1
+                mine = count[0]
+            if mine == number:
                 act(name, arguments)
             return real[name](*arguments, **options)
 

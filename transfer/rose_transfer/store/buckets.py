@@ -17,7 +17,7 @@ from rose.errors import TransferError
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.dtypes import dtype_name
 from rose_transfer.layout.layout import Parameter
-from rose_transfer.store.packing import LANE_BYTES, Packing
+from rose_transfer.store.packing import LANE_BYTES, Bucket, Packing
 
 Bits = NDArray[np.unsignedinteger[Any]]
 _INTEGERS = {2: torch.int16, 4: torch.int32}
@@ -42,7 +42,7 @@ def state_parameters(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Parame
 
 
 def pack(packing: Packing, state_dict: Mapping[str, torch.Tensor]) -> Iterator[Bits]:
-    """The buckets of `packing`, in its order, each in memory of its own.
+    """The buckets of `packing`, in its order: each in memory of its own.
 
     Raises TransferError if a tensor is missing or has another shape.
     """
@@ -53,11 +53,8 @@ def pack(packing: Packing, state_dict: Mapping[str, torch.Tensor]) -> Iterator[B
         if tuple(state_dict[name].shape) != shape:
             raise TransferError(f"{name} has shape {tuple(state_dict[name].shape)}", expected=f"{shape}, as packed")
     for bucket in packing.buckets:
-        packed = torch.empty(bucket.elements, dtype=getattr(torch, bucket.dtype))
-        for region, span in bucket.spans():
-            part = state_dict[region.parameter].detach()[_index(region.box)]
-            packed[span].view(region.box.sizes).copy_(part)
-        yield packed.view(_INTEGERS[bucket.lane]).numpy().view(f"<u{bucket.lane}")
+        # Without a name: no bucket stays while the next one is made.
+        yield _packed(bucket, state_dict)
 
 
 def unpack(packing: Packing, buckets: Iterable[Bits]) -> dict[str, torch.Tensor]:
@@ -82,6 +79,21 @@ def unpack(packing: Packing, buckets: Iterable[Bits]) -> dict[str, torch.Tensor]
     if absent := [name for name, elements in missing.items() if elements]:
         raise TransferError(f"the buckets hold only a part of {', '.join(absent[:4])}", expected="every element")
     return tensors
+
+
+def _packed(bucket: Bucket, state_dict: Mapping[str, torch.Tensor]) -> Bits:
+    dtype, bits = getattr(torch, bucket.dtype), _INTEGERS[bucket.lane]
+    # Memory from NumPy is in large pages where there are any: to get small ones takes longer than to fill them.
+    packed = torch.from_numpy(np.empty(bucket.elements, f"<i{bucket.lane}"))
+    for region, span in bucket.spans():
+        part = state_dict[region.parameter].detach()[_index(region.box)]
+        into = packed[span].view(region.box.sizes)
+        if part.device.type == "cpu" and part.dtype == dtype:
+            # By this thread alone: torch would have others help, which are busy with the buckets before.
+            np.copyto(into.numpy(), part.view(bits).numpy())
+        else:
+            into.view(dtype).copy_(part)
+    return packed.numpy().view(f"<u{bucket.lane}")
 
 
 def _index(box: Box) -> tuple[slice, ...]:

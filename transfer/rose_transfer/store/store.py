@@ -7,7 +7,8 @@ Invariants
 - Nothing that leads to a kept version is removed before what takes its place is on disk.
 - One thread writes at a time; reading and `steps` wait for none.
 
-Memory: the bits of the version published last stay, one model's size, to encode the next one against.
+Memory: the bits of the version published last stay, one model's size, to encode the next one against; and the few
+buckets that are worked on at once (see `at_once`).
 """
 
 from __future__ import annotations
@@ -16,29 +17,19 @@ import operator
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rose.errors import TransferError
-from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, encode, overwrite
-from rose_transfer.codec.streams import Mode, as_bits
+from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, overwrite
 from rose_transfer.store import chain
+from rose_transfer.store.at_once import at_once
 from rose_transfer.store.chain import Route
+from rose_transfer.store.held import Held
 from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject
 from rose_transfer.store.packing import Bucket, Packing
 from rose_transfer.store.reader import Bits, Step, log
 from rose_transfer.store.writer import StoreWriter
-
-
-@dataclass(slots=True)
-class _Held:
-    """Bits of a version in memory, with the hash of each bucket."""
-
-    version: int
-    packing: Packing
-    buckets: list[Bits]
-    hashes: list[int]
 
 
 class Store(StoreWriter):
@@ -51,7 +42,7 @@ class Store(StoreWriter):
 
     def __init__(self, folder: Path, *, compress: bool = False, bytes_max: int | None = None) -> None:
         self._level = ZSTD if compress else RAW
-        self._held: _Held | None = None
+        self._held: Held | None = None
         self._writing = threading.Lock()
         super().__init__(folder, bytes_max)
 
@@ -59,7 +50,7 @@ class Store(StoreWriter):
         """Store `buckets`, those of `packing` in its order, as `version`: in steps from `base` where that can be had.
 
         Without a base, or if that is not kept, is damaged or is packed in another way, everything is written.
-        Buckets are taken one by one. Blocks for the whole write: call it from a thread.
+        Buckets are taken one by one, a few ahead. Blocks for the whole write: call it from a thread.
 
         Raises TransferError if the number is not a new highest one below 2^63, NoRoom if disk or limit are too small,
         ValueError if the buckets are not those of the packing; nothing of the version is left then.
@@ -76,7 +67,6 @@ class Store(StoreWriter):
                 self._remove_unneeded()
                 raise
             held.version = version
-            held.hashes = [entry.after for entry in published.buckets]
             self._held = held
             return published
 
@@ -190,10 +180,10 @@ class Store(StoreWriter):
             self._incoming = tuple(waiting)
             self._remove_unneeded()
 
-    def _take_held(self, base: int | None, packing: Packing) -> _Held:
+    def _take_held(self, base: int | None, packing: Packing) -> Held:
         """The bits of `base`, which the caller then changes; without buckets if there are none to go on from."""
         held, self._held = self._held, None
-        nothing = _Held(-1, packing, [], [])
+        nothing = Held(-1, packing)
         if base is None:
             return nothing
         try:
@@ -204,28 +194,27 @@ class Store(StoreWriter):
                 return held
             # To hold two models at once may be more than there is memory for.
             held = None
-            buckets = list(self.read(base))
+            buckets = dict(enumerate(self.read(base)))
         except TransferError as error:
             log.warning("the base cannot be had, and the version is written whole", base=base, why=str(error))
             return nothing
-        return _Held(base, packing, buckets, [bucket_hash(bits) for bits in buckets])
+        return Held(base, packing, buckets, {place: bucket_hash(bits) for place, bits in buckets.items()})
 
-    def _write_version(self, version: int, packing: Packing, buckets: Iterable[Bits], held: _Held) -> Manifest:
+    def _write_version(self, version: int, packing: Packing, buckets: Iterable[Bits], held: Held) -> Manifest:
         """All of a version but its mark; `held` has its bits then."""
-        anew = not held.buckets
-        mode: Mode = "overwrite" if anew else "steps"
+        base = held.version if held.buckets else None
         key = self.objects.put(packing.to_bytes())
-        entries: list[BucketEntry] = []
-        for index, (bucket, given) in enumerate(zip(packing.buckets, buckets, strict=True)):
-            new = as_bits(given)
-            if anew:
-                delta = overwrite(new, bucket_hash(new))
-                held.buckets.append(new.copy())
-            else:
-                delta = encode(held.buckets[index], new, held.hashes[index])
-                delta.apply(held.buckets[index], delta.before)
-            entries.append(self._store_delta(bucket, delta, delta.before))
-        made = Manifest(version, None if anew else held.version, mode, key, tuple(entries))
+
+        def write(place: int, given: Bits) -> BucketEntry:
+            if place >= len(packing.buckets):
+                raise ValueError(f"more buckets than the {len(packing.buckets)} of the packing")
+            delta = held.advance(place, given)
+            return self._store_delta(packing.buckets[place], delta, delta.before)
+
+        entries = at_once(write, buckets)
+        if len(entries) < len(packing.buckets):
+            raise ValueError(f"{len(entries)} buckets, not the {len(packing.buckets)} of the packing")
+        made = Manifest(version, base, "overwrite" if base is None else "steps", key, tuple(entries))
         self._write_manifest(made)
         return made
 
@@ -246,7 +235,7 @@ class Store(StoreWriter):
             # What is in memory is right, also where the disk has lost what led there.
             held = self._held if self._held is not None and self._held.version == version else None
             packing = self.packing(version) if held is None else held.packing
-            buckets = self.read(version) if held is None else held.buckets
+            buckets = self.read(version) if held is None else map(held.buckets.__getitem__, range(len(packing.buckets)))
             key = self.objects.put(packing.to_bytes())
             entries = tuple(
                 self._store_delta(bucket, overwrite(bits, bucket_hash(bits)), 0)
