@@ -15,14 +15,15 @@ their layouts (`layout_discovery`), to pack for them.
 Invariants
 - Workers of one engine (tensor and pipeline parallel) stage and commit together: where one fails all take back what
   they did, go on with the weights they had, and say so.
-- An update that begins anew, the first one always, cannot be taken back. Where one worker fails in it, the error says
-  that the weights are mixed: the engine must not generate before `finish_weight_update` has succeeded.
+- An update that begins anew, the first one always, is taken back like any other, but where the weights in memory were
+  none of the published form. Where one worker fails in such a one, the error says that the weights are mixed: the
+  engine must not generate before `finish_weight_update` has succeeded.
 - `finish_weight_update` raises as long as the version is not in force, and may then be called again.
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged.
 
 The first update brings the whole model, for what the engine was loaded from has no version. The model must be a local
-folder, whose files say how it is stored. Memory: the staged deltas,
-at most 64 MiB of them, and one bucket. Disk: what one update needs, until it is in force; keep `folder` off `/dev/shm`.
+folder, whose files say how it is stored. Memory: the staged deltas, at most 64 MiB of them, and one bucket. Disk: what
+one update needs, until it is in force, and as much again where its deltas are more; keep `folder` off `/dev/shm`.
 """
 
 from __future__ import annotations
@@ -176,9 +177,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             raise
         self.held = Offer(fetched.version, fetched.fingerprint)
         self._drop()
-        shutil.rmtree(
-            self._incoming, ignore_errors=True
-        )  # the next update needs none of it; what stays costs room
+        shutil.rmtree(self._incoming, ignore_errors=True)  # the next update needs none of it; what stays costs room
         log.info("new weights are in force", version=fetched.version, bytes_received=fetched.bytes_received)
 
     def _take_back(self, update: LiveUpdate, why: TransferError) -> None:
