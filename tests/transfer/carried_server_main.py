@@ -1,4 +1,4 @@
-"""A server process that tests kill or freeze: lends the objects of `transport_tools` by RDMA or gloo until then."""
+"""A server process that tests kill or freeze: lends the objects of `transport_tools` by one path until then."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from dataclasses import replace
 
 from transport_tools import OBJECTS, QUICK_SERVER, TOKEN, Memory, MemoryObject
 
@@ -15,6 +16,9 @@ from rose_transfer.transport.carrier import Lender
 from rose_transfer.transport.collective import CollectiveLender
 from rose_transfer.transport.interface import ReadableObject
 from rose_transfer.transport.rdma import RdmaLender
+
+JOIN_S = 15.0
+"""A process takes seconds to begin with a GPU."""
 
 
 class Mortal(Memory):
@@ -39,6 +43,10 @@ def lender_of(path: str, waits: WaitBoard) -> Lender:
         from rose_transfer.transport.gloo_collective import GlooCollective
 
         return CollectiveLender(GlooCollective(), waits=waits)
+    if path == "nccl":
+        from rose_transfer.transport.nccl_collective import NcclCollective
+
+        return CollectiveLender(NcclCollective(), waits=waits)
     from rose_transfer.transport.nixl_agent import NixlAgent
 
     return RdmaLender(NixlAgent(lends=True), waits=waits)
@@ -52,7 +60,7 @@ async def main(path: str, signal_: int) -> None:
         lender=lender_of(path, waits),
         token=TOKEN,
         waits=waits,
-        limits=QUICK_SERVER,
+        limits=replace(QUICK_SERVER, stall_s=JOIN_S) if path == "nccl" else QUICK_SERVER,
     )
     await server.start()
     print(server.port, flush=True)

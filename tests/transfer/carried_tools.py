@@ -27,6 +27,7 @@ from rose_transfer.transport.gloo_collective import GlooCollective
 from rose_transfer.transport.interface import ObjectSource
 from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.messages import Busy, Message
+from rose_transfer.transport.nccl_collective import NcclCollective
 from rose_transfer.transport.nixl_agent import NixlAgent
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
 from rose_transfer.transport.server_session import ServerLimits
@@ -34,6 +35,8 @@ from rose_transfer.transport.server_session import ServerLimits
 # Threads hand pieces on, and make a communicator for each connection: few connections, and time for them.
 CARRIED_CLIENT = replace(QUICK_CLIENT, streams=1, stall_s=10.0)
 CARRIED_SERVER = replace(QUICK_SERVER, stall_s=10.0)
+NCCL_SHARES_A_GPU = 23000
+SHARE_A_GPU = "NCCL_MULTI_RANK_GPU_ENABLE"
 UCX_PATHS = {"tcp": "tcp", "shared memory": "shm,cma,tcp"}
 
 
@@ -73,6 +76,28 @@ def gloo_pair(
     source: ObjectSource, *, limits: ServerLimits = CARRIED_SERVER, port: int = 0
 ) -> AbstractAsyncContextManager[Pair]:
     return collective_pair(source, GlooCollective(), GlooCollective(), limits=limits, port=port)
+
+
+def gpus_for_two_ranks() -> tuple[int, int]:
+    """Two GPUs, or one twice where NCCL can share it, as this process's environment must allow."""
+    cupy, nccl = pytest.importorskip("cupy"), pytest.importorskip("cupy.cuda.nccl")
+    if cupy.cuda.runtime.getDeviceCount() > 1:
+        return 0, 1
+    if nccl.get_version() < NCCL_SHARES_A_GPU or os.environ.get(SHARE_A_GPU) != "1":
+        pytest.skip(f"two ranks on one GPU need NCCL 2.30 and {SHARE_A_GPU}=1 in the environment")
+    return 0, 0
+
+
+def nccl_collectives() -> tuple[NcclCollective, NcclCollective]:
+    lending, borrowing = gpus_for_two_ranks()
+    return NcclCollective(lending), NcclCollective(borrowing)
+
+
+def nccl_pair(
+    source: ObjectSource, *, limits: ServerLimits = CARRIED_SERVER, port: int = 0
+) -> AbstractAsyncContextManager[Pair]:
+    lending, borrowing = nccl_collectives()
+    return collective_pair(source, lending, borrowing, limits=limits, port=port)
 
 
 @asynccontextmanager

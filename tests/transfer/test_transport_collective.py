@@ -6,6 +6,8 @@ import asyncio
 import signal
 import sys
 import threading
+from array import array
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from unittest.mock import MagicMock
@@ -15,7 +17,6 @@ import torch.distributed
 from carried_tools import (
     CARRIED_CLIENT,
     CARRIED_SERVER,
-    collective_pair,
     gloo_pair,
     goes_on_after_a_kill,
     heard,
@@ -154,49 +155,61 @@ def test_an_end_without_room_for_a_piece_leaves_the_communicator(monkeypatch: py
     assert left.wait(20)
 
 
-@pytest.mark.gpu
-def test_nccl_carries_every_object_between_two_gpus_and_a_new_pair_after_a_cut() -> None:
-    cupy = pytest.importorskip("cupy")
-    if cupy.cuda.runtime.getDeviceCount() < 2:
-        pytest.skip("NCCL refuses two ranks on one GPU; this needs two")
+class Pinned(array):  # type: ignore[type-arg] # not subscriptable in Python 3.11
+    """Signed bytes, as CuPy's pinned memory."""
 
-    async def check() -> None:
-        async with collective_pair(Memory(), NcclCollective(0), NcclCollective(1)) as pair:
-            for key, content in OBJECTS.items():
-                assert await fetched(pair.connect(), key, 60) == content
-            for cut in (8, 12):
-                async with FrameProxy(pair.server.port, lambda n, frame, cut=cut: None if n == cut else frame) as proxy:
-                    client = pair.connect(port=proxy.port)
-                    assert await fetched(client, "long", 60) == OBJECTS["long"]
-                    await client.close()
-
-    asyncio.run(check())
+    ptr = 0
 
 
-@pytest.mark.gpu
-def test_nccl_refuses_one_gpu_for_both_ends_and_holds_nobody() -> None:
-    pytest.importorskip("cupy")
-    collective = NcclCollective(0)
-    pair_id = collective.make_id()
-    errors: list[BaseException] = []
+class Library:
+    """What stands in for CuPy and a communicator: calls come back when `come_back` is set, streams are never done."""
 
-    def join(rank: int) -> None:
-        try:
-            collective.join(pair_id, rank, 30.0)
-        except (TransferError, DeadlineExceeded) as error:
-            errors.append(error)
+    def __init__(self) -> None:
+        self.called, self.come_back, self.aborted = threading.Event(), threading.Event(), threading.Event()
+        self.aborted_in_a_call = False
+        self.cuda = MagicMock()
+        self.cuda.nccl.NcclError = self.cuda.runtime.CUDARuntimeError = ValueError
+        self.cuda.alloc_pinned_memory.side_effect = lambda size: Pinned("b", bytes(size))
+        self.cuda.Event.return_value.done = False
 
-    ends = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
-    for end in ends:
-        end.start()
-    for end in ends:
-        end.join(60)
-    assert len(errors) == 2
+    def empty(self, *_: object, **__: object) -> MagicMock:
+        return MagicMock()
+
+    uint8 = None
+
+    def recv(self, *_: object) -> None:
+        self.called.set()
+        self.come_back.wait(20)
+
+    def check_async_error(self) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted_in_a_call = self.called.is_set() and not self.come_back.is_set()
+        self.aborted.set()
 
 
-@pytest.mark.gpu
-def test_nccl_waits_for_an_end_that_never_comes_until_the_deadline_only() -> None:
-    pytest.importorskip("cupy")
-    collective = NcclCollective(0)
-    with pytest.raises(DeadlineExceeded, match="no other end"):
-        collective.join(collective.make_id(), 0, 1.0)
+@pytest.mark.parametrize("comes_back", [True, False], ids=["after its call", "in a call that is stuck"])
+def test_a_communicator_is_aborted_between_calls_unless_one_is_stuck(
+    monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    library = Library()
+    monkeypatch.setattr(nccl_collective, "_STUCK_S", 20.0 if comes_back else 0.2)
+    pair = nccl_collective.NcclPair(library, 0, library, 1)
+
+    def receive() -> None:
+        with suppress(TransferError):
+            pair.receive(9, 20.0)
+
+    receiving = threading.Thread(target=receive)
+    receiving.start()
+    assert library.called.wait(20)
+    pair.abort()
+    if comes_back:
+        library.come_back.set()
+    assert library.aborted.wait(20)
+    assert library.aborted_in_a_call != comes_back
+    library.come_back.set()
+    receiving.join(20)
+    with pytest.raises(TransferError, match="aborted"):
+        pair.receive(9, 1.0)

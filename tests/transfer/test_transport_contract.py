@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
-from carried_tools import gloo_pair, rdma_pair
+from carried_tools import gloo_pair, nccl_pair, rdma_pair
 from transport_tools import (
     OBJECTS,
     PIECE,
@@ -44,7 +44,18 @@ def short_folder() -> Iterator[Path]:
         yield Path(name)
 
 
-@pytest.fixture(params=["tcp", "tls", "shared memory", "shared files", "rdma by tcp", "rdma by shared memory", "gloo"])
+@pytest.fixture(
+    params=[
+        "tcp",
+        "tls",
+        "shared memory",
+        "shared files",
+        "rdma by tcp",
+        "rdma by shared memory",
+        "gloo",
+        pytest.param("nccl", marks=pytest.mark.gpu),
+    ]
+)
 def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
     @asynccontextmanager
     async def opened() -> AsyncIterator[Pair]:
@@ -57,6 +68,8 @@ def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
                 context = rdma_pair(Memory(), request.param.removeprefix("rdma by "))
             case "gloo":
                 context = gloo_pair(Memory())
+            case "nccl":
+                context = nccl_pair(Memory())
             case "shared memory":
                 context = shared_pair(Memory(), short_folder)
             case _:

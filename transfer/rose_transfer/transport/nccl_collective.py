@@ -7,6 +7,8 @@ Invariants
 - CuPy's way to join a communicator blocks and cannot be aborted, so it runs in a thread of its own: past the deadline
   the thread is left behind, and ends with the process at the latest.
 - Each call has a watchdog that aborts the communicator at the deadline; that ends NCCL's kernels and its waits.
+- A communicator is aborted between calls of NCCL, for aborting frees what a call may use. Only a call that does not
+  come back within `_STUCK_S`, as the first one does whose other end froze, is aborted while it runs.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +26,7 @@ from rose_transfer.transport.frames import PIECE_BYTES_MAX
 
 _ID_BYTES = 128
 _POLL_S = 5e-5
+_STUCK_S = 5.0
 
 
 class NcclCollective:
@@ -71,7 +74,7 @@ class NcclCollective:
             return NcclPair(self._cupy, self._device, communicator, 1 - rank)
         except Exception as error:
             # The other end waits for nobody then.
-            _abort(communicator)
+            threading.Thread(target=communicator.abort, name="rose-nccl-abort", daemon=True).start()
             raise TransferError(
                 f"GPU {self._device} or the host has no room for a piece: {error}",
                 expected=f"{PIECE_BYTES_MAX} bytes on each",
@@ -87,30 +90,48 @@ class NcclPair:
         self._communicator = communicator
         self._other = other
         self._aborted = threading.Event()
+        self._calling = threading.Lock()
         with self._on:
             self._stream = cupy.cuda.Stream(non_blocking=True)
             self._buffer = cupy.empty(PIECE_BYTES_MAX, dtype=cupy.uint8)
             self._pinned = cupy.cuda.alloc_pinned_memory(PIECE_BYTES_MAX)
-        self.room = memoryview(self._pinned)[:PIECE_BYTES_MAX]
+        # Its bytes are signed ones, which do not go together with those of any other buffer.
+        self.room = memoryview(self._pinned).cast("B")[:PIECE_BYTES_MAX]
 
     def send(self, length: int, deadline_s: float) -> None:
         with self._call("send", deadline_s):
             self._copy(self._buffer.data.ptr, self._pinned.ptr, length)
-            self._communicator.send(self._buffer.data.ptr, length, self._byte, self._other, self._stream.ptr)
+            self._queue(self._communicator.send, length)
 
     def receive(self, length: int, deadline_s: float) -> None:
         with self._call("receive", deadline_s):
-            self._communicator.recv(self._buffer.data.ptr, length, self._byte, self._other, self._stream.ptr)
+            self._queue(self._communicator.recv, length)
             self._copy(self._pinned.ptr, self._buffer.data.ptr, length)
 
     def abort(self) -> None:
+        """In a thread: it may wait for the GPU to let go."""
         if not self._aborted.is_set():
             self._aborted.set()
-            _abort(self._communicator)
+            threading.Thread(target=self._end, name="rose-nccl-abort", daemon=True).start()
 
-    @property
-    def _byte(self) -> int:
-        return int(self._cupy.cuda.nccl.NCCL_UINT8)
+    def _end(self) -> None:
+        between_calls = self._calling.acquire(timeout=_STUCK_S)
+        try:
+            self._communicator.abort()
+        finally:
+            if between_calls:
+                self._calling.release()
+
+    def _queue(self, move: Callable[[int, int, int, int, int], None], length: int) -> None:
+        byte = int(self._cupy.cuda.nccl.NCCL_UINT8)
+        with self._calling:
+            if not self._aborted.is_set():
+                move(self._buffer.data.ptr, length, byte, self._other, self._stream.ptr)
+
+    def _check(self) -> None:
+        with self._calling:
+            if not self._aborted.is_set():
+                self._communicator.check_async_error()
 
     def _copy(self, to: int, from_: int, length: int) -> None:
         runtime = self._cupy.cuda.runtime
@@ -129,7 +150,7 @@ class NcclPair:
                 event = self._cupy.cuda.Event(disable_timing=True)
                 event.record(self._stream)
                 while not event.done and not self._aborted.wait(_POLL_S):
-                    self._communicator.check_async_error()
+                    self._check()
         except (self._cupy.cuda.nccl.NcclError, self._cupy.cuda.runtime.CUDARuntimeError) as error:
             self._raise_if_aborted(what, until_s, deadline_s)
             self.abort()
@@ -143,11 +164,6 @@ class NcclPair:
             if time.monotonic() >= until_s:
                 raise DeadlineExceeded(f"nccl: no {what} after {deadline_s:g} s", boundary="transfer")
             raise TransferError("the nccl pair was aborted")
-
-
-def _abort(communicator: Any) -> None:
-    """In a thread: it may wait for the GPU to let go."""
-    threading.Thread(target=communicator.abort, name="rose-nccl-abort", daemon=True).start()
 
 
 def _cupy() -> Any:
