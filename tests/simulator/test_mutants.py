@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +22,9 @@ from rose.ledger import (
     TokenLedger,
 )
 from rose.simulator.ledger_world import LedgerWorld
+from rose.simulator.link_world import LinkWorld
 from rose.simulator.version_world import VersionWorld
+from rose.simulator.world import World
 from rose.version_events import (
     Commit,
     CommitFailed,
@@ -37,6 +42,15 @@ from rose.version_events import (
     VersionEvent,
 )
 from rose.versions import VersionState
+from rose_transfer.transport.client_events import (
+    Cancelled,
+    ClientEvent,
+    Connect,
+    Fetched,
+    Grown,
+    WatchAsked,
+)
+from rose_transfer.transport.client_session import ClientSession
 
 SEEDS = 300
 
@@ -257,31 +271,89 @@ STATES = [
 ]
 
 
+# Client sessions
+
+
+class Session(ClientSession):
+    """Sees events and actions before the other side does."""
+
+    def step(self, event: ClientEvent, now: float) -> Sequence[Any]:
+        return [action for asked in super().step(event, now) for action in self.says(asked)]
+
+    def says(self, action: Any) -> Sequence[Any]:
+        return [action]
+
+
+class CountsAByteTooMany(Session):
+    def says(self, action: Any) -> Sequence[Any]:
+        return [replace(action, complete_bytes=action.complete_bytes + 1)] if isinstance(action, Grown) else [action]
+
+
+class EndsAFetchTwice(Session):
+    def says(self, action: Any) -> Sequence[Any]:
+        return [action, action] if isinstance(action, Fetched) else [action]
+
+
+class NeverConnectsAgain(Session):
+    def says(self, action: Any) -> Sequence[Any]:
+        return [] if isinstance(action, Connect) and action.link > 3 else [action]
+
+
+class GoesOnWithWhatIsCancelled(Session):
+    def step(self, event: ClientEvent, now: float) -> Sequence[Any]:
+        return () if isinstance(event, Cancelled) else super().step(event, now)
+
+
+class TakesAnyNews(Session):
+    def step(self, event: ClientEvent, now: float) -> Sequence[Any]:
+        return super().step(replace(event, at_least=0) if isinstance(event, WatchAsked) else event, now)
+
+
+class TakesAnEmptyAnswerForAWholeObject(Session):
+    def says(self, action: Any) -> Sequence[Any]:
+        return [replace(action, size_bytes=0)] if isinstance(action, Fetched) else [action]
+
+
+SESSIONS = [
+    CountsAByteTooMany,
+    EndsAFetchTwice,
+    NeverConnectsAgain,
+    GoesOnWithWhatIsCancelled,
+    TakesAnyNews,
+    TakesAnEmptyAnswerForAWholeObject,
+]
+
+
 def _fields(event: object) -> dict[str, object]:
     return {name: getattr(event, name) for name in type(event).__slots__}  # type: ignore[attr-defined]
 
 
-def _first_failure(world: type[LedgerWorld] | type[VersionWorld], core: type) -> SimulationFailed:
+def _first_failure(world: Callable[[int], World], name: str) -> SimulationFailed:
     for seed in range(SEEDS):
         try:
-            world(seed, core()).run()
+            world(seed).run()
         except SimulationFailed as failure:
             return failure
-    pytest.fail(f"{core.__name__} survived {SEEDS} seeds")
+    pytest.fail(f"{name} survived {SEEDS} seeds")
 
 
 @pytest.mark.parametrize("core", LEDGERS)
 def test_the_ledger_world_catches(core: type[TokenLedger]) -> None:
-    assert "ledger, seed" in str(_first_failure(LedgerWorld, core))
+    assert "ledger, seed" in str(_first_failure(lambda seed: LedgerWorld(seed, core()), core.__name__))
 
 
 @pytest.mark.parametrize("core", STATES)
 def test_the_version_world_catches(core: type[VersionState]) -> None:
-    assert "versions, seed" in str(_first_failure(VersionWorld, core))
+    assert "versions, seed" in str(_first_failure(lambda seed: VersionWorld(seed, core()), core.__name__))
+
+
+@pytest.mark.parametrize("core", SESSIONS)
+def test_the_link_world_catches(core: type[ClientSession]) -> None:
+    assert "links, seed" in str(_first_failure(lambda seed: LinkWorld(seed, core), core.__name__))
 
 
 def test_a_failure_carries_its_seed_its_tail_and_the_command_and_replays_to_the_same_lines() -> None:
-    failure = _first_failure(LedgerWorld, ForgetsUnreceived)
+    failure = _first_failure(lambda seed: LedgerWorld(seed, ForgetsUnreceived()), "it")
     assert failure.command == f"./dev python -m rose.simulator ledger --seed {failure.seed}"
     assert failure.command in str(failure)
     assert 5 < len(failure.tail) <= 25

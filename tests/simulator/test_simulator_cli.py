@@ -36,6 +36,7 @@ def test_all_worlds_are_swept() -> None:
     assert [line.split(",")[0] for line in result.output.splitlines()] == [
         "ledger: seeds 10 to 14 hold",
         "versions: seeds 10 to 14 hold",
+        "links: seeds 10 to 14 hold",
     ]
 
 
