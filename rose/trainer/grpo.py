@@ -20,7 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from rose.errors import TrainingError
 from rose.records import Group, Segment, Trajectory
 from rose.trainer.advantage import group_advantages
-from rose.trainer.batch import micro_batches, pad
+from rose.trainer.batch import Batch, micro_batches, pad
 from rose.trainer.optimizer import WarmUpAdamW
 from rose.trainer.policy import Policy, TokenScores
 from rose.trainer.update_stats import TokenSums, UpdateStats
@@ -116,13 +116,22 @@ def accumulate_gradients(
         loss_N = token_losses(scores, batch.sampled_logprob_N, advantage_B[batch.row_N], settings)
         loss = loss_N.sum()
         if not torch.isfinite(loss):
-            raise TrainingError(
-                f"the loss is {float(loss.detach())}",
-                expected="finite log-probs from the policy and from the engine",
-                to_do="look for the version since which the policy is broken",
-            )
+            raise _broken(loss, scores, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         sums.observe(loss, scores, batch.sampled_logprob_N, settings.clip_low, settings.clip_high)
+
+
+def _broken(loss: Tensor, scores: TokenScores, batch: Batch) -> TrainingError:
+    if not torch.isfinite(scores.logprob_N).all():
+        whose, to_do = (
+            "the policy's log-probs are not finite",
+            "go on from an earlier version, more slowly",
+        )
+    elif not torch.isfinite(batch.sampled_logprob_N).all():
+        whose, to_do = "the engine's log-probs are not finite", "look at the engine's log, and restart it"
+    else:
+        whose, to_do = "policy and engine are too far apart", "look at the parity of the last versions in the report"
+    return TrainingError(f"the loss is {float(loss.detach())}: {whose}", expected="a finite loss", to_do=to_do)
 
 
 def token_losses(scores: TokenScores, sampled_logprob_N: Tensor, advantage_N: Tensor, settings: GrpoSettings) -> Tensor:

@@ -178,10 +178,18 @@ def test_what_is_not_finite_is_an_error_before_any_step(broken: str) -> None:
         with torch.no_grad():
             policy.parameters()[0][3, 0] = float("nan")
     before = policy.weights()
-    with pytest.raises(TrainingError, match="nan"):
+    with pytest.raises(TrainingError, match=f"nan: the {broken}'s log-probs"):
         update(policy, optimizer_of(policy), groups, SETTINGS, random.Random(0))
     for name, tensor in policy.weights().items():
         assert torch.equal(tensor.nan_to_num(7.0), before[name].nan_to_num(7.0))
+
+
+def test_log_probs_too_far_apart_for_a_ratio_are_named() -> None:
+    draw = random.Random(1)
+    members = tuple(a_trajectory(draw, reward, turns=(a_turn(draw, logprob=-200.0),)) for reward in (0.0, 1.0))
+    policy = tiny_policy()
+    with pytest.raises(TrainingError, match="inf: policy and engine are too far apart"):
+        update(policy, optimizer_of(policy), [Group("g", members)], SETTINGS, random.Random(0))
 
 
 def test_a_gradient_that_overflows_is_an_error_before_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
