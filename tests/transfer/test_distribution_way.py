@@ -22,7 +22,11 @@ NUMBERS = st.integers(0, 2**63 - 1)
 KEYS = st.text("0123456789abcdef", min_size=64, max_size=64)
 NONCES = st.text("0123456789abcdef", min_size=32, max_size=32)
 WAYS = st.builds(
-    Way, NUMBERS, KEYS, st.none() | NUMBERS, st.lists(st.tuples(KEYS, st.booleans()), max_size=4).map(tuple)
+    Way,
+    NUMBERS,
+    KEYS,
+    st.none() | NUMBERS,
+    st.lists(st.tuples(KEYS, st.booleans()), max_size=4, unique_by=lambda step: step[0]).map(tuple),
 )
 HELD = st.just((None, None)) | st.tuples(NUMBERS, KEYS)
 ASKS = st.builds(
@@ -111,4 +115,6 @@ def test_only_a_way_that_chains_up_is_whole(memory_path: Path) -> None:
     ):
         with pytest.raises(MalformedRecord):
             check(*wrong)
+    with pytest.raises(MalformedRecord, match="comes by version 1 twice"):
+        check(1, bits[1], 3, (second, False), (second, True), (second, False), (third, False))
     store.close()

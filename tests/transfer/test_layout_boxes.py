@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import strategies as st
 
 from rose.errors import TransferError
 from rose_transfer.layout import strided
-from rose_transfer.layout.box import Box, row_major, subtract_all
+from rose_transfer.layout.box import AXES_MAX, Box, row_major, subtract_all
 from rose_transfer.layout.coverage import cover
+from rose_transfer.layout.disjoint import are_disjoint
 from rose_transfer.layout.strided import View, box_copies, view_boxes
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -59,6 +61,88 @@ def test_coverage_counts_as_painting_does(case: tuple[tuple[int, ...], list[Box]
     assert coverage.fewest == (counts.min() if counts.size else 0)
 
 
+@given(arrays_with_boxes(8))
+def test_boxes_are_disjoint_if_none_is_painted_over(case: tuple[tuple[int, ...], list[Box]]) -> None:
+    shape, boxes = case
+    assert are_disjoint(boxes) == (painted(shape, boxes).max(initial=0) < 2)
+
+
+@st.composite
+def slices_of_slices(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
+    """An array cut in places of one axis, its parts in places of any, and so on; a part may be left out."""
+    shape = tuple(draw(st.lists(st.integers(1, 12), min_size=1, max_size=3)))
+    boxes = [Box.whole(shape)]
+    for _ in range(draw(st.integers(1, 4))):
+        axis = draw(st.integers(0, len(shape) - 1))
+        boxes = [part for box in boxes for part in cut(box, axis, draw(st.integers(1, 4)))]
+    return shape, draw(st.permutations(boxes[draw(st.integers(0, 1)) :]))
+
+
+def cut(box: Box, axis: int, most: int) -> list[Box]:
+    rows = -(-box.sizes[axis] // most)
+    return [
+        Box(
+            (*box.starts[:axis], box.starts[axis] + at, *box.starts[axis + 1 :]),
+            (*box.sizes[:axis], min(rows, box.sizes[axis] - at), *box.sizes[axis + 1 :]),
+        )
+        for at in range(0, box.sizes[axis], rows)
+    ]
+
+
+@given(slices_of_slices(), st.data())
+def test_slices_of_slices_are_disjoint_until_one_grows(
+    case: tuple[tuple[int, ...], list[Box]], data: st.DataObject
+) -> None:
+    shape, boxes = case
+    assert are_disjoint(boxes)
+    if not boxes:
+        return
+    at, axis = data.draw(st.integers(0, len(boxes) - 1)), data.draw(st.integers(0, len(shape) - 1))
+    sizes = list(boxes[at].sizes)
+    sizes[axis] = min(sizes[axis] + 1, shape[axis] - boxes[at].starts[axis])
+    boxes[at] = Box(boxes[at].starts, tuple(sizes))
+    assert are_disjoint(boxes) == (painted(shape, boxes).max() < 2)
+
+
+def test_many_slices_take_a_few_looks_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of a model, cut by ranks and then by buckets, in any order."""
+    monkeypatch.setattr("rose_transfer.layout.disjoint.LOOKS_PER_BOX", 8)
+    shape = (128, 1536, 4096)
+    boxes = [box for whole in cut(Box.whole(shape), 2, 16) for box in cut(whole, 0, 128)]
+    boxes = [part for box in boxes for part in cut(box, 1, 3)]
+    assert len(boxes) == 6144
+    random.Random(1).shuffle(boxes)
+    assert are_disjoint(boxes)
+    assert not are_disjoint([*boxes, Box((127, 1535, 4095), (1, 1, 1))])
+
+
+@given(st.data())
+def test_any_twenty_boxes_can_be_told_apart(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.integers(1, 3), min_size=AXES_MAX, max_size=AXES_MAX)))
+    boxes = data.draw(st.lists(boxes_in(shape), min_size=20, max_size=20))
+    assert are_disjoint(boxes) == (painted(shape, boxes).max() < 2)
+
+
+def test_twenty_steps_that_are_parted_one_by_one() -> None:
+    """Each box lies along another side of what is left, so a look at all finds one."""
+    left, boxes = Box.whole((400,) * AXES_MAX), []
+    for step in range(19):
+        axis = (-1 - step) % AXES_MAX
+        rest = _without_first(left, axis)
+        boxes += left.subtract(rest)
+        left = rest
+    assert len(boxes) == 19
+    assert are_disjoint([*boxes, left])
+    assert not are_disjoint([*boxes, left, Box(left.starts, (1,) * AXES_MAX)])
+
+
+def _without_first(box: Box, axis: int) -> Box:
+    starts, sizes = list(box.starts), list(box.sizes)
+    starts[axis] += 1
+    sizes[axis] -= 1
+    return Box(tuple(starts), tuple(sizes))
+
+
 @given(arrays_with_boxes(5))
 def test_subtracting_many_leaves_what_none_holds(case: tuple[tuple[int, ...], list[Box]]) -> None:
     shape, (first, *holes) = case
@@ -77,6 +161,16 @@ def test_scattered_boxes_are_refused_before_memory_is_taken(monkeypatch: pytest.
     monkeypatch.setattr("rose_transfer.layout.coverage.CELLS_MAX", 8)
     with pytest.raises(TransferError, match="cells"):
         cover((9, 9), [Box((i, i), (1, 1)) for i in range(9)])
+
+
+def test_cells_follow_the_number_of_boxes() -> None:
+    scattered = [Box((2 * i,) * 2, (1, 1)) for i in range(1000)]
+    with pytest.raises(TransferError, match=r"1000 boxes cut .* into 2000 x 2000 cells") as told:
+        cover((2000, 2000), scattered)
+    assert "at most 1025024 cells" in str(told.value)
+    assert cover((2000, 2000), scattered[:100]).most == 1
+    with pytest.raises(TransferError, match="9 axes"):
+        cover((1,) * 9, [Box.whole((1,) * 9)])
 
 
 @st.composite

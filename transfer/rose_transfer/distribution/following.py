@@ -3,30 +3,43 @@
 Invariants
 - A manifest is believed only under the hash of its key, a way only if its manifests chain up to its goal.
 - What can be had is brought, also where another object is damaged or gone: the next attempt is for the rest.
+- A way is followed by manifests only once these chain up; then all of them have one packing, and name at most
+  `OBJECTS_MAX` objects that are wanted.
+- Nothing takes longer than until the deadline, neither the other side nor this one. What a thread does on disk is ended
+  behind it; what is wanted of a packing is asked once, however long that takes, and the next fetch gets the answer.
+- Texts are parsed, and what is wanted is found, in threads, never in the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future
 from functools import partial
 from typing import ParamSpec, TypeVar
 
 from rose.errors import TransferError
 from rose.waits import WaitBoard
 from rose_transfer.codec import BUCKET_BYTES_MAX
+from rose_transfer.distribution import way as ways
+from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.distribution.shelf import Shelf
-from rose_transfer.distribution.way import Way, WayAsk, check_answer, check_steps
-from rose_transfer.distribution.way import from_bytes as way_from_bytes
+from rose_transfer.distribution.way import Way, WayAsk
 from rose_transfer.store import BucketId, Manifest, NoRoom, Packing, manifest, packing
-from rose_transfer.store.canonical import TEXT_BYTES_MAX
+from rose_transfer.store.canonical import MalformedRecord
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 from rose_transfer.transport.landing import MemoryLanding
 
+OBJECTS_MAX = 2**20
+"""16 steps of a model with 235 billion parameters name some 110,000."""
 _AT_ONCE = 8
+_TEXT_BYTES_MAX = max(manifest.TEXT.bytes_max, packing.TEXT.bytes_max)
 _OBJECT_BYTES_MAX = 2 * BUCKET_BYTES_MAX
 _DISK_S = 300.0
+_HERE = "this host"
 Wanted = Callable[[Packing], Collection[BucketId]]
+Chosen = dict[str, Future[frozenset[BucketId]]]
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -38,7 +51,8 @@ class GoalMissing(ObjectMissing):
 class Following:
     """Brings to `shelf` what `client` has, until the loop's time is `until`. `received_bytes` counts payload.
 
-    `chosen` remembers, by the key of a packing, which buckets are wanted of it; `packings` are those that were needed.
+    `wanted` is called in a thread. `chosen` has, by the key of a packing, what it answers; `packings` are those that
+    were needed.
     """
 
     def __init__(
@@ -48,7 +62,7 @@ class Following:
         *,
         waits: WaitBoard,
         wanted: Wanted | None,
-        chosen: dict[str, frozenset[BucketId]],
+        chosen: Chosen,
         until: float,
     ) -> None:
         self._client = client
@@ -68,44 +82,61 @@ class Following:
         """
         way = await self._ask(ask)
         await self._bring_all({key: None for key, _ in way.steps})
-        manifests = [await self._manifest(key) for key, _ in way.steps]
-        check_steps(way, ask.start_fingerprint, manifests)
-        sizes: dict[str, int | None] = {}
-        for found in manifests:
-            sizes |= await self._wanted_sizes(found)
-        await self._bring_all(sizes)
+        if way.steps:
+            first, _ = way.steps[0]
+            manifests = await self._from_disk(first, self._manifests, way, ask.start_fingerprint)
+            packed_as = manifests[0].packing
+            self.packings.add(packed_as)
+            await self._bring(packed_as, None)
+            chosen = None if self._wanted is None else await self._choose(packed_as, self._wanted)
+            await self._bring_all(await self._from_disk(first, _sizes, manifests, chosen))
+        else:
+            ways.check_steps(way, ask.start_fingerprint, [])
         return way
 
     async def _ask(self, ask: WayAsk) -> Way:
-        landing = MemoryLanding(bytes_max=TEXT_BYTES_MAX)
+        landing = MemoryLanding(bytes_max=ways.TEXT.bytes_max)
         try:
             await self._client.fetch(ask.key, landing, deadline_s=self._left_s())
         except ObjectMissing as error:
             raise GoalMissing(
                 f"version {ask.goal} is not kept upstream", expected="one that is", to_do="take the newest"
             ) from error
-        way = way_from_bytes(bytes(landing.bytes_view))
-        check_answer(way, ask)
+        way = ways.from_bytes(bytes(landing.bytes_view))
+        ways.check_answer(way, ask)
         return way
 
-    async def _manifest(self, key: str) -> Manifest:
-        return manifest.from_bytes(await self._from_disk(key, self._shelf.objects.read, key))
-
-    async def _wanted_sizes(self, found: Manifest) -> dict[str, int]:
-        """Keys and sizes of the objects that are wanted of a manifest, whose packing is brought."""
-        self.packings.add(found.packing)
-        await self._bring(found.packing, None)
-        entries = found.buckets
-        if self._wanted is not None:
-            chosen = await self._choose(found.packing, self._wanted)
-            entries = tuple(entry for entry in entries if entry.bucket_id in chosen)
-        return {entry.key: entry.encoded_bytes for entry in entries}
+    def _manifests(self, way: Way, held: str | None) -> list[Manifest]:
+        """In a thread. Those of the steps, which lead to the goal from the bits with fingerprint `held`."""
+        found: list[Manifest] = []
+        named = 0
+        for key, _ in way.steps:
+            found.append(manifest.from_bytes(self._shelf.objects.read(key)))
+            named += len(found[-1].buckets)
+            if named > OBJECTS_MAX:
+                raise MalformedRecord(
+                    f"the way to version {way.version} names more objects",
+                    expected=f"at most {OBJECTS_MAX}",
+                )
+        ways.check_steps(way, held, found)
+        return found
 
     async def _choose(self, key: str, wanted: Wanted) -> frozenset[BucketId]:
-        if key not in self._chosen:
-            described = packing.from_bytes(await self._from_disk(key, self._shelf.objects.read, key))
-            self._chosen[key] = frozenset(wanted(described))
-        return self._chosen[key]
+        """The buckets that are wanted of the packing in an object."""
+
+        def choose() -> frozenset[BucketId]:
+            return frozenset(wanted(packing.from_bytes(self._shelf.objects.read(key))))
+
+        answer = self._chosen.get(key)
+        if answer is None:
+            answer = self._chosen[key] = _in_own_thread(choose)
+        try:
+            return await self._waits.within(
+                asyncio.wrap_future(answer), "answer to what is wanted", _HERE, self._left_s(), boundary="transfer"
+            )
+        finally:
+            if answer.done() and answer.exception() is not None:
+                self._chosen.pop(key, None)
 
     async def _bring_all(self, sizes: Mapping[str, int | None]) -> None:
         """Some at a time, in their order; a size saves a round trip where it is known."""
@@ -132,10 +163,10 @@ class Following:
 
     async def _bring(self, key: str, size_bytes: int | None) -> None:
         self._shelf.use(key)
-        if await self._from_disk(key, self._shelf.has, key):
+        bytes_max = _TEXT_BYTES_MAX if size_bytes is None else min(size_bytes, _OBJECT_BYTES_MAX)
+        arrival = await self._from_disk(key, self._missing, key, bytes_max)
+        if arrival is None:
             return
-        bytes_max = TEXT_BYTES_MAX if size_bytes is None else min(size_bytes, _OBJECT_BYTES_MAX)
-        arrival = self._shelf.arrival(key, bytes_max)
         before = arrival.complete_bytes
         try:
             await self._client.fetch(key, arrival, size_bytes=size_bytes, resume_from=before, deadline_s=self._left_s())
@@ -144,11 +175,41 @@ class Following:
         await self._from_disk(key, arrival.finish)
         await self._from_disk(key, self._shelf.take, key)
 
+    def _missing(self, key: str, bytes_max: int) -> Arrival | None:
+        """In a thread. Where an object is to be fetched into, None if it is here."""
+        return None if self._shelf.has(key) else self._shelf.arrival(key, bytes_max)
+
     async def _from_disk(self, key: str, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         """`work` on the object of `key`, after what was begun there before."""
         disk = self._shelf.disk(key)
         working = asyncio.get_running_loop().run_in_executor(disk, partial(work, *arguments, **named))
-        return await self._waits.within(working, "end of reading or writing", "the disk", _DISK_S, boundary="transfer")
+        limit_s = min(_DISK_S, self._left_s())
+        return await self._waits.within(working, "end of reading or writing", _HERE, limit_s, boundary="transfer")
 
     def _left_s(self) -> float:
         return max(0.0, self._until - asyncio.get_running_loop().time())
+
+
+def _sizes(manifests: Iterable[Manifest], wanted: Collection[BucketId] | None) -> dict[str, int | None]:
+    """Keys and sizes of the objects of `wanted` buckets, None for all, in the order of their manifests."""
+    return {
+        entry.key: entry.encoded_bytes
+        for found in manifests
+        for entry in found.buckets
+        if wanted is None or entry.bucket_id in wanted
+    }
+
+
+def _in_own_thread(work: Callable[[], T]) -> Future[T]:
+    """What `work` returns or raises. It changes nothing, so neither who gave up waiting nor the process ends it."""
+    answer: Future[T] = Future()
+    answer.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:  # noqa: BLE001 -- whatever a caller's function raises is its answer
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="rose-wanted", daemon=True).start()
+    return answer

@@ -10,6 +10,7 @@ same bytes for ever:
     checked-way-…                                       whoever answers reads every object of the way first
 
 Invariants
+- A way names no manifest twice, and at most `STEPS_MAX`; a way that passed `check_steps` comes by no version twice.
 - `start` is the version that was named, if its bits are known where the way comes from, or null. A way from null
   begins anew; one from a known version does if that takes fewer bytes.
 - A way that passed `check_steps` is whole: it begins at the very bits that are held, or with a manifest that has no
@@ -22,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rose_transfer.store import canonical
 from rose_transfer.store.canonical import MalformedRecord
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from rose_transfer.store.manifest import Manifest
 
 LAYOUT = 1
+STEPS_MAX = 1024
+"""A step for each of the versions that are kept, 16 by default, if none could be merged."""
+TEXT = canonical.Kind("way", bytes_max=128 * 2**10, values_max=4 * STEPS_MAX)
 _HASH = re.compile("[0-9a-f]{64}")
 _NUMBER = "0|[1-9][0-9]{0,18}"
 _ASK = re.compile(rf"(checked-)?way-({_NUMBER})-from-(?:nothing|({_NUMBER})-([0-9a-f]{{64}}))-([0-9a-f]{{32}})")
@@ -72,31 +76,25 @@ class Way:
 
     def to_bytes(self) -> bytes:
         """The text described above."""
-        return canonical.dump(
-            {
-                "fingerprint": self.fingerprint,
-                "layout": LAYOUT,
-                "start": self.start,
-                "steps": self.steps,
-                "version": self.version,
-            }
-        )
+        return canonical.dump(_value(self), TEXT)
 
 
 def from_bytes(data: bytes) -> Way:
     """The way of a text. Raises MalformedRecord unless the text is one that `to_bytes` writes."""
-    value = canonical.load(data, "way")
-    try:
+    with canonical.reading(TEXT):
+        value = canonical.load(data, TEXT, steps=_step)
         start = value["start"]
         way = Way(
             version=canonical.number(value["version"]),
             fingerprint=_hash(value["fingerprint"]),
             start=None if start is None else canonical.number(start),
-            steps=tuple((_hash(key), _truth(backwards)) for key, backwards in value["steps"]),
+            steps=tuple(value["steps"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise canonical.malformed("way", error) from error
-    canonical.check(way.to_bytes(), data, "way")
+        if len(way.steps) > STEPS_MAX:
+            raise ValueError(f"{len(way.steps)} steps, where {STEPS_MAX} are the most")
+        if len({key for key, _ in way.steps}) < len(way.steps):
+            raise ValueError("a manifest is named twice")
+        canonical.check(_value(way), data, TEXT)
     return way
 
 
@@ -114,14 +112,33 @@ def check_steps(way: Way, held: str | None, manifests: Sequence[Manifest]) -> No
     at = (way.start, None if way.start is None else held)
     if manifests and manifests[0].base is None:
         at = (None, None)
+    been = {at[0]}
     for (_, backwards), found in zip(way.steps, manifests, strict=True):
         ends = ((found.base, found.base_fingerprint), (found.version, found.fingerprint))
         begin, end = ends[::-1] if backwards else ends
         if begin != at or (backwards and (found.base is None or found.mode != "steps")):
             raise MalformedRecord(f"a step of the way to version {way.version} begins at {begin}", expected=f"{at}")
+        if end[0] in been:
+            raise MalformedRecord(f"the way to version {way.version} comes by version {end[0]} twice", expected="once")
+        been.add(end[0])
         at = end
     if at != (way.version, way.fingerprint):
         raise MalformedRecord(f"the way to version {way.version} ends at {at}", expected=way.fingerprint)
+
+
+def _value(way: Way) -> dict[str, Any]:
+    return {
+        "fingerprint": way.fingerprint,
+        "layout": LAYOUT,
+        "start": way.start,
+        "steps": way.steps,
+        "version": way.version,
+    }
+
+
+def _step(value: Any) -> tuple[str, bool]:
+    key, backwards = value
+    return _hash(key), _truth(backwards)
 
 
 def _hash(value: object) -> str:
@@ -133,5 +150,5 @@ def _hash(value: object) -> str:
 
 def _truth(value: object) -> bool:
     if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
+        raise TypeError(f"this {type(value).__name__} is neither true nor false")
     return value

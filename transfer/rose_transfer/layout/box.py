@@ -1,7 +1,8 @@
 """A box: a contiguous range along every axis of an array.
 
 Invariants
-- Sizes are never negative; a box with a zero size holds nothing. A box of no axes holds one element (a scalar).
+- Starts and sizes are never negative.
+- A box with a zero size holds nothing; one of no axes holds one element (a scalar).
 - `subtract` returns disjoint boxes which together hold exactly what is left.
 """
 
@@ -11,6 +12,9 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+
+AXES_MAX = 8
+"""Arrays have at most so many axes, those of weights up to five: what is done for each corner of a box stays cheap."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,11 +38,12 @@ class Box:
 
     def within(self, shape: tuple[int, ...]) -> bool:
         """Whether this is a box of an array of `shape`."""
-        return (
-            len(self.starts) == len(self.sizes) == len(shape)
-            and all(start >= 0 and size >= 0 for start, size in zip(self.starts, self.sizes, strict=True))
-            and all(end <= limit for end, limit in zip(self.ends, shape, strict=True))
-        )
+        if not len(self.starts) == len(self.sizes) == len(shape):
+            return False
+        for start, size, limit in zip(self.starts, self.sizes, shape, strict=True):
+            if start < 0 or size < 0 or start + size > limit:
+                return False
+        return True
 
     def intersect(self, other: Box) -> Box | None:
         """What both hold; None if nothing."""

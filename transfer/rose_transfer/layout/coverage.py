@@ -2,7 +2,7 @@
 
 The edges of the boxes cut the array into a grid of cells; all elements of a cell are held equally often. A
 difference array over the cells, summed along every axis, gives the counts: time and memory follow the number
-of edges, not the size of the array.
+of boxes, not the size of the array.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rose.errors import TransferError
-from rose_transfer.layout.box import Box
+from rose_transfer.layout.box import AXES_MAX, Box
 
-# A grid of 64 million cells (512 MiB) comes from tens of thousands of boxes scattered at random; no layout of
-# a real model is near it.
-CELLS_MAX = 1 << 26
+CELLS_MAX = 1 << 24
+CELLS_PER_BOX_MAX = 1024
+"""Slices cut an array into a few cells for each of them, in whatever axes; more come from boxes scattered at random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,21 @@ class Coverage:
 def cover(shape: tuple[int, ...], boxes: Sequence[Box]) -> Coverage:
     """Count how often boxes within `shape` hold each element.
 
-    Raises TransferError if they are so scattered that the grid would not fit in memory.
+    Raises TransferError if they are so scattered that the grid would be large, or the array has too many axes.
     """
+    if len(shape) > AXES_MAX:
+        raise TransferError(f"an array of {len(shape)} axes", expected=f"at most {AXES_MAX}")
     starts = np.array([box.starts for box in boxes], dtype=np.int64).reshape(len(boxes), len(shape))
     ends = np.array([box.ends for box in boxes], dtype=np.int64).reshape(len(boxes), len(shape))
     edges = tuple(
         np.unique(np.concatenate(([0, size], starts[:, axis], ends[:, axis]))) for axis, size in enumerate(shape)
     )
     cells = tuple(len(axis_edges) - 1 for axis_edges in edges)
-    if np.prod([float(count) for count in cells]) > CELLS_MAX:
+    cells_max = min(CELLS_MAX, CELLS_PER_BOX_MAX * (len(boxes) + 1))
+    if np.prod([float(count) for count in cells]) > cells_max:
         raise TransferError(
             f"{len(boxes)} boxes cut an array of shape {shape} into {' x '.join(map(str, cells))} cells",
-            expected=f"at most {CELLS_MAX} cells",
+            expected=f"at most {cells_max} cells",
         )
     low = [np.searchsorted(edges[axis], starts[:, axis]) for axis in range(len(shape))]
     high = [np.searchsorted(edges[axis], ends[:, axis]) for axis in range(len(shape))]

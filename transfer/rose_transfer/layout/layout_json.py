@@ -17,7 +17,7 @@ import json
 from typing import Any
 
 from rose.errors import TransferError
-from rose_transfer.layout.box import Box
+from rose_transfer.layout.box import AXES_MAX, Box
 from rose_transfer.layout.layout import Layout, LocalTensor, Pad, Parameter, Piece
 
 FORMAT = 1
@@ -65,27 +65,28 @@ def from_json(text: str) -> Layout:
             ),
             pads=tuple(Pad(_text(tensor), _box(starts, sizes)) for tensor, starts, sizes in value["pads"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise TransferError(
-            f"this is not the text of a layout: {type(error).__name__}: {error}", to_do="discover the layout again"
+            f"this is not the text of a layout: {type(error).__name__}: {str(error)[:200]}",
+            to_do="discover the layout again",
         ) from error
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not a string")
+        raise TypeError(f"this {type(value).__name__} is not a string")
     return value
 
 
 def _number(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise TypeError(f"{value!r} is not a whole number")
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise TypeError(f"this {type(value).__name__} is not a whole number below 2^63")
     return value
 
 
 def _numbers(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r} is not a list")
+    if not isinstance(values, list) or len(values) > AXES_MAX:
+        raise TypeError(f"this {type(values).__name__} is not a list of at most {AXES_MAX} numbers")
     return tuple(_number(value) for value in values)
 
 

@@ -8,6 +8,7 @@ Invariants
 - A bucket has elements of one dtype, and at most 64 MiB of them. Its regions lie in it one behind the other, each
   row-major, without gaps.
 - No element of the model lies in two places. Not every one has to lie somewhere: a relay may hold a few shard classes.
+- A parameter has at most `AXES_MAX` axes and fewer than 2^63 elements.
 - The same parameters and regions give the same packing, to the byte.
 """
 
@@ -19,13 +20,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from rose_transfer.codec.streams import BUCKET_BYTES_MAX
-from rose_transfer.layout.box import Box
-from rose_transfer.layout.coverage import cover
+from rose_transfer.layout.box import AXES_MAX, Box
+from rose_transfer.layout.disjoint import are_disjoint
 from rose_transfer.layout.holdings import Region
 from rose_transfer.layout.layout import Parameter
 from rose_transfer.store import canonical
 
 LAYOUT = 1
+TEXT = canonical.Kind("packing", bytes_max=128 * 2**20, values_max=2**24)
+"""235 billion parameters, experts each in a tensor, take 6 MiB and 0.6 million values for 8 ranks that share out the
+experts, and 24 MiB and 2.6 million if every tensor is cut in 8."""
 LANE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 WHOLE_MODEL = "all"
 """The shard class of everything, where ranks are not told apart."""
@@ -75,13 +79,16 @@ class Bucket:
 class Packing:
     """`parameters` describes the whole model, packed or not.
 
-    Raises ValueError if the invariants above do not hold.
+    Raises ValueError if the invariants above do not hold, TransferError if that is too laborious to tell.
     """
 
     parameters: Mapping[str, Parameter]
     buckets: tuple[Bucket, ...]
 
     def __post_init__(self) -> None:
+        for name, parameter in self.parameters.items():
+            if len(parameter.shape) > AXES_MAX or math.prod(parameter.shape) >= 2**63:
+                raise ValueError(f"{name} has shape {parameter.shape[: AXES_MAX + 1]}")
         boxes: dict[str, list[Box]] = {}
         before = BucketId("", -1)
         for bucket in self.buckets:
@@ -95,7 +102,7 @@ class Packing:
             for region in bucket.regions:
                 boxes.setdefault(region.parameter, []).append(region.box)
         for name, held in boxes.items():
-            if len(held) > 1 and cover(self.parameters[name].shape, held).most > 1:
+            if len(held) > 1 and not are_disjoint(held):
                 raise ValueError(f"an element of {name} lies in two places")
 
     @property
@@ -104,13 +111,7 @@ class Packing:
 
     def to_bytes(self) -> bytes:
         """The text described above."""
-        return canonical.dump(
-            {
-                "buckets": [_bucket_value(bucket) for bucket in self.buckets],
-                "layout": LAYOUT,
-                "parameters": {name: [value.dtype, value.shape] for name, value in self.parameters.items()},
-            }
-        )
+        return canonical.dump(_value(self), TEXT)
 
 
 def pack_regions(
@@ -147,18 +148,12 @@ def pack_whole(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_B
 
 def from_bytes(data: bytes) -> Packing:
     """The packing of a text. Raises MalformedRecord unless the text is one that `to_bytes` writes."""
-    value = canonical.load(data, "packing")
-    try:
+    with canonical.reading(TEXT):
+        value = canonical.load(data, TEXT, buckets=_bucket, parameters=_parameter)
         if value["layout"] != LAYOUT:
             raise ValueError(f"layout {value['layout']}, not {LAYOUT}")
-        parameters = {
-            name: Parameter(_numbers(shape), canonical.text(dtype))
-            for name, (dtype, shape) in value["parameters"].items()
-        }
-        packing = Packing(parameters, tuple(_bucket(*fields) for fields in value["buckets"]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise canonical.malformed("packing", error) from error
-    canonical.check(packing.to_bytes(), data, "packing")
+        packing = Packing(value["parameters"], tuple(value["buckets"]))
+        canonical.check(_value(packing), data, TEXT)
     return packing
 
 
@@ -217,14 +212,25 @@ def _slice(box: Box, axis: int, start: int, size: int) -> Box:
 def _check_bucket(bucket: Bucket, parameters: Mapping[str, Parameter]) -> None:
     if bucket.dtype not in LANE_BYTES:
         raise ValueError(f"bucket {bucket.bucket_id} has {bucket.dtype} elements; there are {', '.join(LANE_BYTES)}")
-    if not 0 < bucket.dense_bytes <= BUCKET_BYTES_MAX:
-        raise ValueError(f"bucket {bucket.bucket_id} has {bucket.dense_bytes} bytes, not 1 to {BUCKET_BYTES_MAX}")
+    elements = 0
     for region in bucket.regions:
         parameter = parameters.get(region.parameter)
         if parameter is None or parameter.dtype != bucket.dtype:
             raise ValueError(f"bucket {bucket.bucket_id}: there is no {region.parameter} of {bucket.dtype}")
-        if not region.box.within(parameter.shape) or region.box.elements == 0:
+        held = region.box.elements if region.box.within(parameter.shape) else 0
+        if held == 0:
             raise ValueError(f"bucket {bucket.bucket_id}: {region.parameter}{region.box} is empty or lies outside")
+        elements += held
+    if not 0 < elements * bucket.lane <= BUCKET_BYTES_MAX:
+        raise ValueError(f"bucket {bucket.bucket_id} has {elements * bucket.lane} bytes, not 1 to {BUCKET_BYTES_MAX}")
+
+
+def _value(packing: Packing) -> dict[str, Any]:
+    return {
+        "buckets": map(_bucket_value, packing.buckets),
+        "layout": LAYOUT,
+        "parameters": {name: [value.dtype, value.shape] for name, value in packing.parameters.items()},
+    }
 
 
 def _bucket_value(bucket: Bucket) -> list[Any]:
@@ -232,15 +238,19 @@ def _bucket_value(bucket: Bucket) -> list[Any]:
     return [bucket.bucket_id.shard_class, bucket.bucket_id.index, bucket.dtype, regions]
 
 
-def _bucket(shard_class: Any, index: Any, dtype: Any, regions: Any) -> Bucket:
+def _bucket(value: Any) -> Bucket:
+    shard_class, index, dtype, regions = value
+    numbers, text = canonical.numbers, canonical.text
     return Bucket(
-        BucketId(canonical.text(shard_class), canonical.number(index)),
-        canonical.text(dtype),
-        tuple(Region(canonical.text(name), Box(_numbers(starts), _numbers(sizes))) for name, starts, sizes in regions),
+        BucketId(text(shard_class), canonical.number(index)),
+        text(dtype),
+        tuple(
+            Region(text(name), Box(numbers(starts, AXES_MAX), numbers(sizes, AXES_MAX)))
+            for name, starts, sizes in regions
+        ),
     )
 
 
-def _numbers(values: Any) -> tuple[int, ...]:
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r} is not a list")
-    return tuple(canonical.number(value) for value in values)
+def _parameter(value: Any) -> Parameter:
+    dtype, shape = value
+    return Parameter(canonical.numbers(shape, AXES_MAX), canonical.text(dtype))
