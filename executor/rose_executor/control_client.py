@@ -7,7 +7,8 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -107,7 +108,9 @@ class ControlClient:
         Raises TransferError if the model cannot be updated in place.
         """
         reply = await self._call("layouts", self._stub.Layouts, wire.LayoutsRequest())
-        return tuple(from_json(text) for text in reply.layouts)
+        # Megabytes of text: nothing else would run in this loop for seconds.
+        reading = asyncio.to_thread(_read_all, reply.layouts)
+        return await self._waits.within(reading, "layouts read", "this host", self._timeout_s, boundary="engine")
 
     async def stage(self, version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> Staged:
         """Read and verify a way to a version beside the live weights.
@@ -181,3 +184,7 @@ class ControlClient:
         if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded(f"{self._engine_id}: no {what} after {timeout_s:g} s", boundary="engine")
         return EngineError(f"{self._engine_id}: no {what}: {error.code().name.lower()}: {error.details()}")
+
+
+def _read_all(texts: Iterable[str]) -> tuple[Layout, ...]:
+    return tuple(from_json(text) for text in texts)

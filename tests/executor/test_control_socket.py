@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import stat
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,12 @@ import pytest
 
 from rose.errors import ConfigError, DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
+from rose_executor import control_client
 from rose_executor.control_client import ControlClient
 from rose_executor.control_server import end_with_core, fail, serve
 from rose_executor.engine_env import EngineEnv
+from rose_transfer.layout.layout import Layout, LocalTensor, Parameter
+from rose_transfer.layout.layout_json import from_json, to_json
 
 
 class Core:
@@ -71,6 +76,41 @@ def test_the_socket_is_private_and_the_version_named_before_it_opens(tmp_path: P
         assert (described.weight_version, described.paused, described.poisoned) == (5, True, "broke")
 
     with_socket(tmp_path, core, body)
+
+
+def test_layouts_are_read_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout("engine-0", {"a": Parameter((4,), "bfloat16")}, {"a": LocalTensor((4,), "bfloat16")}, ())
+    read_in: list[str] = []
+
+    def noted(text: str) -> Layout:
+        read_in.append(threading.current_thread().name)
+        return from_json(text)
+
+    monkeypatch.setattr(control_client, "from_json", noted)
+
+    async def body(control: ControlClient) -> None:
+        assert await control.layouts() == (layout, layout)
+
+    with_socket(tmp_path, Core(rose_layouts=[{"layout": to_json(layout), "error": ""}] * 2), body)
+    assert len(read_in) == 2
+    assert threading.main_thread().name not in read_in
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda text: text.replace('"bfloat16",[4]', '"bfloat16",[' + "9" * 400 + "]", 1), "below 2^63"),
+        (lambda text: text.replace('"bfloat16",[4]', '"bfloat16",[' + "1," * 8 + "1]", 1), "at most 8 numbers"),
+        (lambda text: text.replace('"pads":[]', '"pads":' + "[" * 100_000), "RecursionError"),
+        (lambda text: text.replace('"engine-0"', str(list(range(100_000)))), "not a string"),
+    ],
+)
+def test_a_layout_without_bounds_is_refused_in_a_short_line(spoil: Callable[[str], str], says: str) -> None:
+    text = to_json(Layout("engine-0", {"a": Parameter((4,), "bfloat16")}, {}, ()))
+    assert spoil(text) != text
+    with pytest.raises(TransferError, match=re.escape(says)) as told:
+        from_json(spoil(text))
+    assert len(str(told.value)) < 400
 
 
 def test_staging_waits_for_every_worker(tmp_path: Path) -> None:

@@ -27,10 +27,13 @@ from transport_tools import TOKEN, Memory
 from rose.errors import DeadlineExceeded, TransferError
 from rose_transfer.distribution import Receiver, following, way
 from rose_transfer.distribution.way import Way, ask_of
-from rose_transfer.layout.layout import Parameter
+from rose_transfer.layout.box import Box
+from rose_transfer.layout.holdings import Region
+from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
+from rose_transfer.live import wanted_buckets
 from rose_transfer.store import BucketEntry, BucketId, Manifest, Packing, canonical, manifest, object_key, packing
 from rose_transfer.store.canonical import Kind, MalformedRecord
-from rose_transfer.store.packing import pack_whole
+from rose_transfer.store.packing import pack_regions, pack_whole
 from rose_transfer.transport.tcp import TcpServer
 
 PACKING_KEY = object_key(PACKING.to_bytes())
@@ -212,6 +215,22 @@ def texts_of_items(value: dict[str, Any]) -> Iterator[str]:
         parts = list(itertools.chain(*member.items())) if isinstance(member, dict) else member
         for part in [key, *(parts if isinstance(parts, list) else [parts])]:
             yield json.dumps(part, sort_keys=True, separators=(",", ":"))
+
+
+def test_a_packing_full_of_gaps_is_refused_in_work_that_follows_its_regions() -> None:
+    """Each gap is a part of what the rank holds and the version does not."""
+    rows = 4000
+    parameters = {"a": Parameter((rows,), "bfloat16")}
+    piece = Piece("a", Box((0,), (rows,)), "a", 0, (1,))
+    layout = Layout("engine-0", parameters, {"a": LocalTensor((rows,), "bfloat16")}, (piece,))
+    every_other = [Region("a", Box((row,), (1,))) for row in range(0, rows, 2)]
+    described = packing.from_bytes(pack_regions(parameters, {"all": every_other}).to_bytes())
+
+    def refused() -> None:
+        with pytest.raises(TransferError, match=f"{rows // 2} elements are in no bucket"):
+            wanted_buckets(described, [layout])
+
+    assert calls_of(refused) < 200 * len(every_other)
 
 
 @settings(max_examples=100, deadline=None)
