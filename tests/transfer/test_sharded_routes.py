@@ -18,7 +18,7 @@ from rose_transfer.layout.plan import plan
 from rose_transfer.layout.sources import Sources
 from rose_transfer.sharded.agreement import Agreed, Call, agree
 from rose_transfer.sharded.pieces import lay
-from rose_transfer.sharded.routes import Routes, bucket_layout, choose_owners, make_routes, segments_bytes
+from rose_transfer.sharded.routes import Routes, bucket_layout, choose_owners, make_routes, pieces_bytes, plan_own
 from rose_transfer.store.packing import pack_whole
 
 SHAPES = {"a": (13, 6), "b": (5,), "c": (2, 3, 4), "d": ()}
@@ -50,21 +50,29 @@ def _rank(rank: int, boxes: list[tuple[str, Box]]) -> Layout:
     return Layout(f"rank {rank}", MODEL, tensors, pieces)
 
 
+def routes_of(layouts: list[Layout]) -> list[Routes]:
+    """Those of every rank, each having planned its own and heard of the others."""
+    plans = [plan_own(PACKING, layouts, rank) for rank in range(len(layouts))]
+    told = [own.to_bytes(PACKING) for own in plans]
+    return [make_routes(PACKING, own, rank, told) for rank, own in enumerate(plans)]
+
+
 @given(trainers())
 def test_every_bucket_comes_together_at_its_owner(layouts: list[Layout]) -> None:
     values = tools.tagged(MODEL)
     memories = [tools.memory_of(layout, values) for layout in layouts]
-    routes = [make_routes(PACKING, layouts, rank) for rank in range(len(layouts))]
+    routes = routes_of(layouts)
     assert len({one.owners for one in routes}) == len({one.rounds for one in routes}) == 1
     received = sorted(index for one in routes[0].rounds for index in one if index is not None)
     assert received == list(range(len(PACKING.buckets)))
     for index, bucket in enumerate(PACKING.buckets):
         bits = np.zeros(bucket.elements, dtype="<u4")
         owner = routes[0].owners[index]
-        for sender, segments in enumerate(routes[owner].incoming[index]):
-            assert segments == routes[sender].outgoing[index]
-            taken = [tools.window(memories[sender][s.source.tensor], s.source).reshape(-1) for s in segments]
-            lay(bits, bucket, segments, np.concatenate([*taken, []]).astype("<u4").view(np.uint8))
+        for sender, pieces in enumerate(routes[owner].incoming[index]):
+            sent = routes[sender].outgoing[index]
+            assert [one.box for one in sent] == [one.box for one in pieces]
+            taken = [tools.window(memories[sender][one.tensor], one).reshape(-1) for one in sent]
+            lay(bits, bucket, pieces, np.concatenate([*taken, []]).astype("<u4").view(np.uint8))
         wanted = [values[region.parameter][tools.inside(region.box)].reshape(-1) for region in bucket.regions]
         assert bits.tolist() == np.concatenate(wanted).tolist()
 
@@ -82,7 +90,7 @@ def most_sent(routes: list[Routes]) -> int:
     """The most bytes that a rank sends in a round."""
     rounds = [[index for index in one if index is not None] for one in routes[0].rounds]
     return max(
-        sum(segments_bytes(mine.outgoing[index], PACKING.buckets[index]) for index in received)
+        sum(pieces_bytes(mine.outgoing[index], PACKING.buckets[index]) for index in received)
         for mine in routes
         for received in rounds
     )
@@ -90,14 +98,14 @@ def most_sent(routes: list[Routes]) -> int:
 
 @given(trainers())
 def test_no_rank_sends_more_than_two_buckets_in_a_round(layouts: list[Layout]) -> None:
-    routes = [make_routes(PACKING, layouts, rank) for rank in range(len(layouts))]
+    routes = routes_of(layouts)
     assert most_sent(routes) <= 2 * max(bucket.dense_bytes for bucket in PACKING.buckets)
 
 
 def test_one_rank_that_holds_all_sends_it_in_many_rounds() -> None:
     empty = [_rank(rank, []) for rank in range(1, 6)]
     layouts = [replace(tools.whole_layout("", MODEL), holder="rank 0"), *empty]
-    routes = [make_routes(PACKING, layouts, rank) for rank in range(len(layouts))]
+    routes = routes_of(layouts)
     largest = max(bucket.dense_bytes for bucket in PACKING.buckets)
     assert largest < most_sent(routes) <= 2 * largest, "two at a time, where five could receive"
     received = sorted(index for one in routes[0].rounds for index in one if index is not None)
@@ -107,12 +115,12 @@ def test_one_rank_that_holds_all_sends_it_in_many_rounds() -> None:
 def test_what_the_owner_holds_is_not_sent() -> None:
     """Two ranks with the whole model: each owns half of the buckets, and takes them from itself."""
     layouts = [replace(tools.whole_layout("", MODEL), holder=f"rank {rank}") for rank in range(2)]
-    routes = make_routes(PACKING, layouts, 1)
+    routes = routes_of(layouts)[1]
     assert set(routes.owners) == {0, 1}
     for index, incoming in routes.incoming.items():
         assert incoming[0] == ()
-        assert incoming[1] == routes.outgoing[index]
-    assert all(not segments for index, segments in routes.outgoing.items() if routes.owners[index] == 0)
+        assert [one.box for one in incoming[1]] == [one.box for one in routes.outgoing[index]]
+    assert all(not pieces for index, pieces in routes.outgoing.items() if routes.owners[index] == 0)
 
 
 def test_the_rank_that_holds_most_of_a_bucket_owns_it() -> None:

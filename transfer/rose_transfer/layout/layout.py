@@ -13,7 +13,7 @@ Local tensors are row-major; all offsets and strides count elements.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rose.errors import TransferError
@@ -147,19 +147,23 @@ def _local_boxes(layout: Layout, pieces: Iterable[Piece]) -> dict[str, list[Box]
     return found
 
 
-def _boxes_of(layout: Layout, piece: Piece) -> Iterator[Box]:
+def _boxes_of(layout: Layout, piece: Piece) -> list[Box]:
     parameter = layout.parameters.get(piece.parameter)
     tensor = layout.tensors.get(piece.tensor)
-    where = f"{layout.holder}: {piece.parameter}{piece.box} in {piece.tensor}"
     if parameter is None or tensor is None:
-        raise TransferError(f"{where}: no such {'parameter' if parameter is None else 'tensor'}")
+        what = f"no such {'parameter' if parameter is None else 'tensor'}"
+        raise TransferError(f"{_where(layout, piece)}: {what}")
     if not piece.box.within(parameter.shape) or piece.box.elements == 0:
         what = "lies outside" if piece.box.elements else "is empty"
-        raise TransferError(f"{where} {what}", expected=f"elements of shape {parameter.shape}")
+        raise TransferError(f"{_where(layout, piece)} {what}", expected=f"elements of shape {parameter.shape}")
     try:
-        yield from view_boxes(tensor.shape, piece.view)
+        return view_boxes(tensor.shape, piece.view)
     except TransferError as error:
-        raise TransferError(f"{where}: {error.what}", expected=error.expected) from error
+        raise TransferError(f"{_where(layout, piece)}: {error.what}", expected=error.expected) from error
+
+
+def _where(layout: Layout, piece: Piece) -> str:
+    return f"{layout.holder}: {piece.parameter}{piece.box} in {piece.tensor}"
 
 
 def _pads(layout: Layout) -> dict[str, list[Box]]:

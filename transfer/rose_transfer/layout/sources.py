@@ -18,6 +18,7 @@ class _Held:
     """All pieces of one parameter, each with its holder's place in the list of sources."""
 
     pieces: list[tuple[int, Piece]]
+    places: NDArray[np.int64]
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
 
@@ -25,17 +26,20 @@ class _Held:
 class Sources:
     """The layouts of all senders. Their pieces may overlap between senders: those are replicas.
 
+    `checked` says that each of them passed `check_source` where it comes from, and spares to check it again.
+
     Raises TransferError that names the holder and the tensor if two senders have one name or one is faulty.
     """
 
-    def __init__(self, layouts: Sequence[Layout]) -> None:
+    def __init__(self, layouts: Sequence[Layout], *, checked: bool = False) -> None:
         self.layouts = tuple(layouts)
         self.holders = tuple(layout.holder for layout in layouts)
         if len(set(self.holders)) != len(self.holders):
             raise TransferError(f"two senders have one name, among {self._names()}", expected="a name for each")
         pieces: dict[str, list[tuple[int, Piece]]] = {}
         for place, layout in enumerate(self.layouts):
-            check_source(layout)
+            if not checked:
+                check_source(layout)
             for piece in layout.pieces:
                 pieces.setdefault(piece.parameter, []).append((place, piece))
         self._held = {name: _held(found) for name, found in pieces.items()}
@@ -48,6 +52,16 @@ class Sources:
         begin = np.maximum(held.starts, np.array(box.starts, dtype=np.int64))
         end = np.minimum(held.ends, np.array(box.ends, dtype=np.int64))
         return [held.pieces[i] for i in np.flatnonzero((begin < end).all(axis=1))]
+
+    def held_elements(self, parameter: str, box: Box) -> NDArray[np.int64]:
+        """How many elements of `box` each sender holds, by place."""
+        found = np.zeros(len(self.holders), dtype=np.int64)
+        held = self._held.get(parameter)
+        if held is not None:
+            begin = np.maximum(held.starts, np.array(box.starts, dtype=np.int64))
+            end = np.minimum(held.ends, np.array(box.ends, dtype=np.int64))
+            np.add.at(found, held.places, np.maximum(end - begin, 0).prod(axis=1))
+        return found
 
     def check_agreement(self, destination: Layout) -> None:
         """Raises TransferError if a sender describes a parameter that the destination needs in another way."""
@@ -73,6 +87,7 @@ class Sources:
 
 
 def _held(pieces: list[tuple[int, Piece]]) -> _Held:
+    places = np.array([place for place, _ in pieces], dtype=np.int64)
     starts = np.array([piece.box.starts for _, piece in pieces], dtype=np.int64)
-    ends = np.array([piece.box.ends for _, piece in pieces], dtype=np.int64)
-    return _Held(pieces, starts, ends)
+    sizes = np.array([piece.box.sizes for _, piece in pieces], dtype=np.int64)
+    return _Held(pieces, places, starts, starts + sizes)

@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rose_transfer.layout.export import Export
-from rose_transfer.layout.layout import Layout, Parameter
+from rose_transfer.layout.layout import Layout, Parameter, check_source
 from rose_transfer.layout.layout_json import fingerprint, from_json, to_json
 from rose_transfer.layout.trainer_layout import trainer_layout
 from rose_transfer.sharded.pieces import local_tensor
@@ -32,13 +32,14 @@ class Holding:
     def look(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Hold `tensors`, named as in the trainer; a second name of one that is published is left out.
 
-        Raises TransferError as `trainer_layout` does.
+        Raises TransferError as `trainer_layout` and `check_source` do.
         """
         own = self._without_second_names(tensors)
         self.tensors = {name: local_tensor(tensor) for name, tensor in own.items()}
         signature = tuple(_signature(name, own[name], local) for name, local in self.tensors.items())
         if signature != self._signature:
             self._layout = trainer_layout(self._holder, own, self._published, self._export)
+            check_source(self._layout)
             self.fingerprint = fingerprint(self._layout)
             self._signature = signature
 

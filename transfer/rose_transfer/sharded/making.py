@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rose_transfer.layout.plan import Segment
+from rose_transfer.layout.layout import Piece
 from rose_transfer.sharded.owned import OwnedBuckets
 from rose_transfer.sharded.pieces import Bits, lay, take
 from rose_transfer.sharded.ranks import Ranks
-from rose_transfer.sharded.routes import Routes, segments_bytes
+from rose_transfer.sharded.routes import Routes, pieces_bytes
 from rose_transfer.store.manifest import BucketEntry
 from rose_transfer.store.packing import Bucket, Packing
 
@@ -89,7 +89,7 @@ def make(
             team.ranks.exchange(parts, lengths, [0] * team.ranks.size)
             continue
         bucket, incoming = team.packing.buckets[mine], team.routes.incoming[mine]
-        received = team.ranks.exchange(parts, lengths, [segments_bytes(segments, bucket) for segments in incoming])
+        received = team.ranks.exchange(parts, lengths, [pieces_bytes(pieces, bucket) for pieces in incoming])
         with trouble:
             new = _put_together(bucket, incoming, received)
             made[mine] = Made(*owned.step(mine, bucket, new, whole=whole, compress=compress))
@@ -101,18 +101,18 @@ def _part(team: Team, tensors: Mapping[str, torch.Tensor], index: int | None, tr
     """What this rank sends of a bucket, flat uint8."""
     if index is None:
         return torch.empty(0, dtype=torch.uint8)
-    bucket, segments = team.packing.buckets[index], team.routes.outgoing[index]
+    bucket, pieces = team.packing.buckets[index], team.routes.outgoing[index]
     with trouble:
-        return take(tensors, segments, bucket)
+        return take(tensors, pieces, bucket)
     return torch.zeros(_part_bytes(team, index), dtype=torch.uint8)
 
 
 def _part_bytes(team: Team, index: int | None) -> int:
-    return 0 if index is None else segments_bytes(team.routes.outgoing[index], team.packing.buckets[index])
+    return 0 if index is None else pieces_bytes(team.routes.outgoing[index], team.packing.buckets[index])
 
 
-def _put_together(bucket: Bucket, incoming: Sequence[Sequence[Segment]], received: Sequence[NDArray[np.uint8]]) -> Bits:
+def _put_together(bucket: Bucket, incoming: Sequence[Sequence[Piece]], received: Sequence[NDArray[np.uint8]]) -> Bits:
     bits: Bits = np.empty(bucket.elements, dtype=f"<u{bucket.lane}")
-    for segments, data in zip(incoming, received, strict=True):
-        lay(bits, bucket, segments, data)
+    for pieces, data in zip(incoming, received, strict=True):
+        lay(bits, bucket, pieces, data)
     return bits

@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 from torch.distributed.tensor import DTensor
 
-from rose_transfer.layout.plan import Segment
+from rose_transfer.layout.layout import Piece
 from rose_transfer.store.packing import Bucket
 
 Bits = NDArray[np.unsignedinteger[Any]]
@@ -26,16 +26,15 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def take(tensors: Mapping[str, torch.Tensor], segments: Sequence[Segment], bucket: Bucket) -> torch.Tensor:
-    """The bytes of `segments`, flat uint8 on the device of the tensors; these are local, row-major, by their names."""
-    if not segments:
+def take(tensors: Mapping[str, torch.Tensor], pieces: Sequence[Piece], bucket: Bucket) -> torch.Tensor:
+    """The bytes of `pieces`, flat uint8 on the device of the tensors; these are local, row-major, by their names."""
+    if not pieces:
         return torch.empty(0, dtype=torch.uint8)
-    elements = sum(segment.source.box.elements for segment in segments)
-    device = tensors[segments[0].source.tensor].device
+    elements = sum(piece.box.elements for piece in pieces)
+    device = tensors[pieces[0].tensor].device
     taken = torch.empty(elements, dtype=getattr(torch, bucket.dtype), device=device)
     at = 0
-    for segment in segments:
-        piece = segment.source
+    for piece in pieces:
         memory = tensors[piece.tensor]
         held = memory.as_strided(piece.box.sizes, piece.strides, memory.storage_offset() + piece.offset)
         end = at + piece.box.elements
@@ -44,13 +43,12 @@ def take(tensors: Mapping[str, torch.Tensor], segments: Sequence[Segment], bucke
     return taken.view(torch.uint8)
 
 
-def lay(bits: Bits, bucket: Bucket, segments: Sequence[Segment], data: NDArray[np.uint8]) -> None:
-    """Write the pieces in `data` to where they belong in `bits`, which is `bucket`."""
+def lay(bits: Bits, bucket: Bucket, pieces: Sequence[Piece], data: NDArray[np.uint8]) -> None:
+    """Write what is in `data` to where its `pieces` belong in `bits`, which is `bucket`."""
     starts = {str(place): span.start for place, (_, span) in enumerate(bucket.spans())}
     values = data.view(bits.dtype)
     at = 0
-    for segment in segments:
-        piece = segment.destination
+    for piece in pieces:
         begin = starts[piece.tensor] + piece.offset
         strides = tuple(stride * bits.itemsize for stride in piece.strides)
         end = at + piece.box.elements

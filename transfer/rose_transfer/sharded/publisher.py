@@ -31,7 +31,7 @@ from rose_transfer.sharded.holding import Holding
 from rose_transfer.sharded.making import Team, make
 from rose_transfer.sharded.owned import OwnedBuckets
 from rose_transfer.sharded.ranks import Ranks
-from rose_transfer.sharded.routes import Routes, make_routes
+from rose_transfer.sharded.routes import Routes, make_routes, plan_own
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import object_key
 from rose_transfer.store.packing import Packing
@@ -151,5 +151,8 @@ class ShardedPublisher:
     def _plan(self, layouts: tuple[str, ...]) -> None:
         """Plan anew who owns and sends what; `layouts` are the fingerprints of what the ranks hold."""
         told = self._ranks.tell(self._holding.to_bytes())
-        self._routes = make_routes(self._packing, [self._holding.layout_of(data) for data in told], self._ranks.rank)
+        with self._ranks.telling_trouble():
+            own = plan_own(self._packing, [self._holding.layout_of(data) for data in told], self._ranks.rank)
+            words = own.to_bytes(self._packing)
+        self._routes = make_routes(self._packing, own, self._ranks.rank, self._ranks.tell(words))
         self._planned = layouts

@@ -3,68 +3,102 @@
 Invariants
 - Every bucket has one owner. No rank owns more than its share of all bytes by more than one bucket.
 - Among the ranks that have room for a bucket, the one that holds most of it owns it; what it holds is not sent.
-- All ranks come to the same answer from the same layouts, so nothing but the pieces themselves has to be sent.
+- All ranks choose the same owners from the same layouts. Each plans the buckets that it owns, and tells the others what
+  they send of those; all draw the same rounds from what was told.
 - Round by round, every rank receives at most one bucket, and sends no more bytes than two of the largest have.
 """
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rose_transfer.layout.box import row_major
+import numpy as np
+
+from rose_transfer.layout.box import Box, row_major
 from rose_transfer.layout.layout import Layout, LocalTensor, Piece
-from rose_transfer.layout.plan import Segment, plan
+from rose_transfer.layout.plan import plan
 from rose_transfer.layout.sources import Sources
 from rose_transfer.store.packing import Bucket, Packing
 
 Round = tuple[int | None, ...]
 """The bucket that each rank receives, None for a rank that receives none now."""
+Pieces = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPlan:
+    """What one rank plans; buckets are told by their place in the packing.
+
+    `owners` has the owner of each bucket. For each bucket that this rank owns, `incoming` has where in it the pieces go
+    that come from each rank, and `asked` where these lie there, in the same order.
+    """
+
+    owners: tuple[int, ...]
+    incoming: Mapping[int, tuple[Pieces, ...]]
+    asked: Mapping[int, tuple[Pieces, ...]]
+
+    def to_bytes(self, packing: Packing) -> bytes:
+        """What the other ranks need of it: a line for all, with the bytes that each sends, then one for each rank."""
+        sent = {index: [pieces_bytes(one, packing.buckets[index]) for one in by] for index, by in self.asked.items()}
+        ranks = len(next(iter(self.asked.values()), ()))
+        lines = [{index: list(map(_words, by[rank])) for index, by in self.asked.items()} for rank in range(ranks)]
+        return b"\n".join(json.dumps(line, separators=(",", ":")).encode() for line in (sent, *lines))
 
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What one rank does; buckets are told by their place in the packing.
+    """What one rank does; `owners` and `incoming` are those of its `OwnPlan`.
 
-    `owners` has the owner of each bucket. `outgoing` are the pieces that this rank sends of a bucket, in the order in
-    which they are sent, and `incoming` those of the buckets it owns, by the rank that sends them.
+    `outgoing` are the pieces of its tensors that it sends of each bucket, in the order in which they are sent.
     """
 
     owners: tuple[int, ...]
-    outgoing: Mapping[int, tuple[Segment, ...]]
-    incoming: Mapping[int, tuple[tuple[Segment, ...], ...]]
+    outgoing: Mapping[int, Pieces]
+    incoming: Mapping[int, tuple[Pieces, ...]]
     rounds: tuple[Round, ...]
 
 
-def make_routes(packing: Packing, layouts: Sequence[Layout], rank: int) -> Routes:
-    """The routes of `rank`; `layouts` has what each rank holds, in their order.
+def plan_own(packing: Packing, layouts: Sequence[Layout], rank: int) -> OwnPlan:
+    """The plan of `rank`; `layouts` has what each rank holds, in their order, and has checked there.
 
-    Raises TransferError that names the parameter if no rank holds an element that is packed, or two ranks describe
-    one differently.
+    Raises TransferError that names the parameter if no rank holds an element of a bucket that this one owns, or two
+    ranks describe one differently.
     """
-    sources = Sources(layouts)
+    sources = Sources(layouts, checked=True)
     owners = choose_owners(packing, sources)
-    outgoing: dict[int, tuple[Segment, ...]] = {}
-    incoming: dict[int, tuple[tuple[Segment, ...], ...]] = {}
-    sent_bytes: list[tuple[int, ...]] = []
+    incoming: dict[int, tuple[Pieces, ...]] = {}
+    asked: dict[int, tuple[Pieces, ...]] = {}
     for index, bucket in enumerate(packing.buckets):
-        owner = owners[index]
-        segments = plan(sources, bucket_layout(packing, bucket), near=sources.holders[owner]).segments
-        by_sender: dict[str, list[Segment]] = {holder: [] for holder in sources.holders}
-        for segment in segments:
-            by_sender[segment.holder].append(segment)
-        outgoing[index] = tuple(by_sender[sources.holders[rank]])
-        sent_bytes.append(tuple(segments_bytes(sent, bucket) for sent in by_sender.values()))
-        if owner == rank:
-            incoming[index] = tuple(map(tuple, by_sender.values()))
+        if owners[index] != rank:
+            continue
+        segments = plan(sources, bucket_layout(packing, bucket), near=sources.holders[rank]).segments
+        by_sender = [[one for one in segments if one.holder == holder] for holder in sources.holders]
+        incoming[index] = tuple(tuple(segment.destination for segment in sent) for sent in by_sender)
+        asked[index] = tuple(tuple(segment.source for segment in sent) for sent in by_sender)
+    return OwnPlan(owners, incoming, asked)
+
+
+def make_routes(packing: Packing, own: OwnPlan, rank: int, told: Sequence[bytes]) -> Routes:
+    """The routes of `rank`, whose plan is `own`, from what all ranks told of theirs, in their order."""
+    outgoing: dict[int, Pieces] = {}
+    sent_bytes: list[list[int]] = [[] for _ in packing.buckets]
+    for data in told:
+        for_all, *lines = data.split(b"\n")
+        for index, sent in json.loads(for_all).items():
+            sent_bytes[int(index)] = sent
+        if lines:
+            outgoing |= {int(index): tuple(map(_piece, words)) for index, words in json.loads(lines[rank]).items()}
     limit_bytes = 2 * max((bucket.dense_bytes for bucket in packing.buckets), default=0)
-    return Routes(owners, outgoing, incoming, _rounds(owners, sent_bytes, len(layouts), limit_bytes))
+    return Routes(own.owners, outgoing, own.incoming, _rounds(own.owners, sent_bytes, len(told), limit_bytes))
 
 
-def segments_bytes(segments: Sequence[Segment], bucket: Bucket) -> int:
+def pieces_bytes(pieces: Sequence[Piece], bucket: Bucket) -> int:
     """Bytes of pieces of `bucket` on their way."""
-    return sum(segment.source.box.elements for segment in segments) * bucket.lane
+    return sum(piece.box.elements for piece in pieces) * bucket.lane
 
 
 def choose_owners(packing: Packing, sources: Sources) -> tuple[int, ...]:
@@ -73,7 +107,8 @@ def choose_owners(packing: Packing, sources: Sources) -> tuple[int, ...]:
     share_bytes = packing.dense_bytes / len(owned_bytes)
     owners: list[int] = []
     for bucket in packing.buckets:
-        held = _held_elements(bucket, sources)
+        parts = (sources.held_elements(region.parameter, region.box) for region in bucket.regions)
+        held = np.sum(list(parts), axis=0).tolist()
         has_room = (place for place, owned in enumerate(owned_bytes) if owned <= share_bytes)
         owner = min(has_room, key=lambda place: (-held[place], owned_bytes[place], place))
         owned_bytes[owner] += bucket.dense_bytes
@@ -91,13 +126,13 @@ def bucket_layout(packing: Packing, bucket: Bucket) -> Layout:
     return Layout(f"bucket {bucket.bucket_id}", packing.parameters, tensors, pieces)
 
 
-def _held_elements(bucket: Bucket, sources: Sources) -> list[int]:
-    held = [0] * len(sources.holders)
-    for region in bucket.regions:
-        for place, piece in sources.touching(region.parameter, region.box):
-            common = piece.box.intersect(region.box)
-            held[place] += common.elements if common else 0
-    return held
+def _words(piece: Piece) -> list[Any]:
+    return [piece.parameter, piece.box.starts, piece.box.sizes, piece.tensor, piece.offset, piece.strides]
+
+
+def _piece(words: list[Any]) -> Piece:
+    parameter, starts, sizes, tensor, offset, strides = words
+    return Piece(parameter, Box(tuple(starts), tuple(sizes)), tensor, offset, tuple(strides))
 
 
 def _rounds(
