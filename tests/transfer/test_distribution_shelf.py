@@ -89,6 +89,17 @@ def test_what_a_loss_of_power_spoiled_is_not_here(memory_path: Path) -> None:
     assert not Shelf(memory_path, None).has(KEY)
 
 
+def test_what_a_disk_spoiled_since_it_was_compared_is_not_here(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    keep(shelf, CONTENT)
+    assert shelf.has(KEY)
+    (memory_path / "objects" / KEY).write_bytes(CONTENT[:-1] + b"?")
+    assert not shelf.has(KEY)
+    keep(shelf, CONTENT)
+    assert shelf.has(KEY)
+    assert shelf.objects.read(KEY) == CONTENT
+
+
 def test_what_lies_beside_is_linked_unless_it_is_damaged(memory_path: Path) -> None:
     (memory_path / "store").mkdir()
     beside = Objects(memory_path / "store")

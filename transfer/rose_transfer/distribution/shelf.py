@@ -6,7 +6,8 @@
 
 Invariants
 - One at a time uses a folder: what another one maps and this one truncates would kill both.
-- What `has` says is here was compared with its key by this process, since a loss of power spoils what it likes.
+- What `has` says is here was compared with its key just now: a loss of power, or a disk that fails, spoils what it
+  likes.
 - An object is taken in by a rename: a killed process leaves it here or there, never in between.
 - What is in use is not tidied away: it was entered before it was looked for.
 - The thread of `disk` does all work on an object, in its order: what a fetch that was given up has begun ends before
@@ -52,7 +53,6 @@ class Shelf:
             os.close(self._lock)
             raise
         self._beside = beside
-        self._compared: set[str] = set()
         self._guard = threading.Lock()
         self._in_use: set[str] = set()
         self._disks = [ThreadPoolExecutor(1, thread_name_prefix="rose-shelf") for _ in range(_DISK_THREADS)]
@@ -83,9 +83,7 @@ class Shelf:
         """Whether the object is here; a damaged one is not. Raises TransferError if the disk fails."""
         if not self.objects.has(key):
             return self._beside is not None and is_key(key) and self._link(self._beside / key)
-        if key not in self._compared and _hash_of(self.objects_folder / key) == key:
-            self._compared.add(key)
-        return key in self._compared
+        return _hash_of(self.objects_folder / key) == key
 
     def arrival(self, key: str, bytes_max: int) -> Arrival:
         """Where the object of that key is fetched into."""
@@ -97,7 +95,6 @@ class Shelf:
         sound = _hash_of(arrived) == key
         if sound:
             self.objects.adopt(arrived)
-            self._compared.add(key)
         with disk_trouble(f"{arrived} cannot be removed"):
             arrived.unlink(missing_ok=True)
         if not sound:
@@ -113,7 +110,6 @@ class Shelf:
         for key in (*self.objects.known(), *arriving):
             with self._guard:
                 if key not in needed and key not in self._in_use:
-                    self._compared.discard(key)
                     self.objects.remove(key)
                     with disk_trouble(f"{self._arriving} cannot be tidied"):
                         (self._arriving / key).unlink(missing_ok=True)
@@ -122,7 +118,6 @@ class Shelf:
         sound = _hash_of(path) == path.name
         if sound:
             self.objects.adopt(path)
-            self._compared.add(path.name)
         return sound
 
 
