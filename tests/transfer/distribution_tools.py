@@ -19,6 +19,7 @@ from rose_transfer.codec import from_wire
 from rose_transfer.distribution import Fetched, MakeServer, Receiver, Relay, WeightPublisher
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import BucketId, Objects, Packing, Store, manifest, packing
+from rose_transfer.store.objects import is_key
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.interface import ObjectSource, ReadableObject
 from rose_transfer.transport.tcp import TcpServer
@@ -71,13 +72,15 @@ class Engine:
 
 
 class Counted:
-    """A source that counts the payload of the objects which is read from it, without that of ways."""
+    """A source that counts the payload of the store's objects that is read from it; `made` has all keys asked for."""
 
     def __init__(self, source: ObjectSource) -> None:
         self._source = source
         self.object_bytes = 0
+        self.made: list[str] = []
 
     async def prepare(self, key: str) -> None:
+        self.made.append(key)
         await self._source.prepare(key)  # type: ignore[attr-defined]
 
     def has(self, key: str) -> bool:
@@ -97,7 +100,7 @@ class _CountedObject:
 
     def read_at(self, offset: int, length: int) -> bytes | memoryview:
         data = self._inner.read_at(offset, length)
-        if "way-" not in self._key:
+        if is_key(self._key):
             self._counted.object_bytes += len(data)
         return data
 

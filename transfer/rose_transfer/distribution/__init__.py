@@ -6,9 +6,10 @@ from what it holds, and fetches what that names; `source` is who answers, on a p
 | module | holds |
 |---|---|
 | `publisher`, `receiver`, `relay` | what people use: publish, fetch, pass on |
-| `offer`, `way` (pure) | what is announced, and how one gets there; their texts, strictly parsed |
+| `offer`, `way`, `ancestry` (pure) | what is announced, how one gets there, over which relays; strictly parsed texts |
 | `source`, `outlet` | a store behind a transport: objects, ways made on demand, announcements |
 | `subscription`, `following` | hearing of versions; one attempt at fetching what leads to one |
+| `lineage` | versions into a relay's store, and another lineage into its place |
 | `shelf`, `arrival` | objects that were fetched, and those under way, resumable after a kill |
 
 A relay runs without torch, so only who asks for `WeightPublisher` imports that.

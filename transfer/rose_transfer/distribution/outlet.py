@@ -26,11 +26,12 @@ closes with that server too, an `RdmaLender` say.
 class Outlet:
     """Offers `store` on servers that `serve` makes, from `open` until `close`, after which it may be opened again.
 
-    The store is not closed with it.
+    The store is not closed with it. `relays` as for `StoreSource`.
     """
 
-    def __init__(self, store: Store, serve: Sequence[MakeServer]) -> None:
+    def __init__(self, store: Store, serve: Sequence[MakeServer], relays: Callable[[], Sequence[str]] = tuple) -> None:
         self._store = store
+        self._relays = relays
         self._serve = tuple(serve)
         self._source: StoreSource | None = None
         self._announced: Offer | None = None
@@ -38,7 +39,7 @@ class Outlet:
 
     async def open(self) -> None:
         """Start the servers, and offer what is there. Raises ClusterError if an address cannot be bound."""
-        self._source = StoreSource(self._store)
+        self._source = StoreSource(self._store, self._relays)
         started: list[ObjectServer] = []
         try:
             for make in self._serve:

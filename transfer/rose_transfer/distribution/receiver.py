@@ -32,12 +32,12 @@ from pathlib import Path
 
 from rose.errors import ContractError, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution.following import Following, GoalMissing, Wanted
+from rose_transfer.distribution.following import Chosen, Following, GoalMissing, Wanted
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
-from rose_transfer.distribution.subscription import log, offers
+from rose_transfer.distribution.subscription import Subscription, log
 from rose_transfer.distribution.way import WayAsk
-from rose_transfer.store import BucketId, NoRoom, manifest
+from rose_transfer.store import NoRoom, manifest
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 
 _WAYS_MAX = 5
@@ -63,10 +63,10 @@ class Fetched:
 class Receiver:
     """Pulls from what `client` is connected to into `folder`, which is its own until `close`. From one event loop.
 
-    `wanted` names the buckets of a packing that are needed, None for all. What lies in the folder of objects `beside`,
-    on the same disk, is linked and not fetched. A server may hold the question for news for `watch_s` seconds; so long
-    it takes at most to notice a trainer that counts from the beginning again. `received_bytes` counts the payload of
-    all fetches, those that failed included.
+    `wanted` names the buckets of a packing that are needed, None for all; it is called in a thread. What lies in the
+    folder of objects `beside`, on the same disk, is linked and not fetched. A server may hold the question for news for
+    `watch_s` seconds; so long it takes at most to notice a trainer that counts from the beginning again.
+    `received_bytes` counts the payload of all fetches, those that failed included.
 
     Raises TransferError if the folder cannot be used, or another receiver uses it.
     """
@@ -90,7 +90,7 @@ class Receiver:
         self.received_bytes = 0
         # Most versions are packed as the one before, and a packing is large.
         self._packings: frozenset[str] = frozenset()
-        self._chosen: dict[str, frozenset[BucketId]] = {}
+        self._chosen: Chosen = {}
 
     def close(self) -> None:
         """Let another receiver use the folder, where everything stays. No fetch may be under way.
@@ -108,7 +108,7 @@ class Receiver:
         the same with another fingerprint, is another lineage, or a server that has lost its newest ones. Raises
         Refused for a wrong token, TransferError once the client was closed.
         """
-        return offers(self._client, after, self._watch_s)
+        return Subscription(self._client, self._watch_s).offers(after)
 
     async def fetch(self, start: int | None, start_fingerprint: str | None, goal: int, *, deadline_s: float) -> Fetched:
         """Fetch what leads from version `start` with these bits, or from nothing (None, None), to version `goal`.

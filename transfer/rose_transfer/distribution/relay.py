@@ -14,6 +14,7 @@ Invariants
 - One lineage at a time: if the upstream does not know the bits that are here, because a trainer began from scratch or
   because they are too old, all of it is served until the new version is whole and proven here, and then dropped. The
   log says so.
+- A relay that follows itself, at once or over others, says so: it can never hear of anything new.
 - `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
 - If the disk is full, versions before the newest go first; if that does not help, the relay stays where it is.
@@ -22,6 +23,8 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,13 +36,14 @@ from typing import ParamSpec, TypeVar
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution import lineage
+from rose_transfer.distribution import ancestry, lineage
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
-from rose_transfer.distribution.subscription import log, next_offer
+from rose_transfer.distribution.subscription import Subscription, log
 from rose_transfer.store import NoRoom, Store, chain
 from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
+from rose_transfer.transport.landing import MemoryLanding
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,7 +98,10 @@ class Relay:
             self._receiver.close()
             raise
         self._serve = tuple(serve)
-        self._outlet = Outlet(self.store, serve)
+        self._id = secrets.token_hex(16)
+        self._above: tuple[str, ...] = ()
+        self._follows_itself = False
+        self._outlet = Outlet(self.store, serve, self._relays)
         self._switching: asyncio.Task[None] | None = None
         self._told = self._newest()
         self._told_bytes = 0
@@ -104,6 +111,7 @@ class Relay:
         self._keep = keep
         self._on_version = on_version
         self._watch_s = watch_s
+        self._news = Subscription(client, watch_s)
 
     async def __aenter__(self) -> Relay:
         try:
@@ -131,7 +139,9 @@ class Relay:
         while True:
             # Also the version that is whole here although something failed after its mark was written.
             self._offer()
-            offer = await next_offer(self._client, self._held(), self._watch_s)
+            offer = await self._news.next(self._held())
+            if offer is None:
+                await self._look_up()
             if offer is None or self._has(offer):
                 continue
             try:
@@ -142,6 +152,22 @@ class Relay:
                 log.warning("a version is not relayed yet", version=offer.version, why=str(error))
                 with self._waits.waiting(f"another attempt at version {offer.version}", "the upstream", _RETRY_S):
                     await asyncio.sleep(_RETRY_S)
+
+    def _relays(self) -> tuple[str, ...]:
+        return (self._id, *self._above)
+
+    async def _look_up(self) -> None:
+        """Learn which relays are above this one, and say so if it is among them itself."""
+        landing = MemoryLanding(bytes_max=ancestry.TEXT.bytes_max)
+        heard: tuple[str, ...] = ()
+        # An upstream that does not know the question, or is away, is no news.
+        with contextlib.suppress(TransferError, DeadlineExceeded):
+            await self._client.fetch(ancestry.ask_key(secrets.token_hex(16)), landing, deadline_s=self._watch_s)
+            heard = ancestry.from_bytes(bytes(landing.bytes_view))
+        follows_itself = self._id in heard
+        if follows_itself and not self._follows_itself:
+            log.warning("this relay follows itself: nothing new will come", relays_between=heard.index(self._id))
+        self._above, self._follows_itself = ancestry.before(self._id, heard), follows_itself
 
     def _has(self, offer: Offer) -> bool:
         """Whether nothing is to be done: the offer is newest here, or an older one, of an upstream that is behind."""
@@ -222,7 +248,7 @@ class Relay:
         try:
             await self._in_thread(self._replace_store)
         finally:
-            self._outlet = Outlet(self.store, self._serve)
+            self._outlet = Outlet(self.store, self._serve, self._relays)
             await self._outlet.open()
 
     def _replace_store(self) -> None:
