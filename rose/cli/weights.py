@@ -1,6 +1,7 @@
 """`rose weights`: what lies in a weight store, whether it is whole, and what changed between two versions.
 
 The store is only read: a publisher may be writing to it meanwhile. Names come from the store and are shown as text.
+The folder of a relay stands for the store in it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.text import Text
 
 from rose.cli.frame import printable
 from rose.cli.terminal import console
+from rose_transfer.distribution import lineage
 from rose_transfer.store import StoreReader
 from rose_transfer.store.survey import ParameterChange, VersionRow, diff, listing, verify
 
@@ -28,7 +30,7 @@ _UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 def list_command(folder: Path, *, as_json: bool) -> None:
     """Print the versions that are kept. Raises TransferError if `folder` is no store."""
-    rows = listing(StoreReader(folder))
+    rows = listing(_reader(folder))
     if as_json:
         typer.echo(json.dumps([_plain_row(row) for row in rows], indent=2))
     else:
@@ -40,7 +42,7 @@ def verify_command(folder: Path, *, as_json: bool) -> None:
 
     Raises TransferError if `folder` is no store.
     """
-    store = StoreReader(folder)
+    store = _reader(folder)
     problems = verify(store)
     versions = store.versions()
     if as_json:
@@ -49,7 +51,7 @@ def verify_command(folder: Path, *, as_json: bool) -> None:
         for problem in problems:
             typer.echo(printable(problem))
         found = f"{len(problems)} problems" if problems else "all whole"
-        typer.echo(f"{found}: {len(versions)} versions, {size(store.objects.used_bytes)} in {folder}")
+        typer.echo(f"{found}: {len(versions)} versions, {size(store.objects.used_bytes)} in {store.folder}")
     if problems:
         raise typer.Exit(1)
 
@@ -59,7 +61,7 @@ def diff_command(folder: Path, old: int, new: int, *, limit: int, as_json: bool)
 
     Raises TransferError if `folder` is no store, or if one of the versions cannot be had.
     """
-    changes = sorted(diff(StoreReader(folder), old, new), key=lambda change: (-change.changed, change.parameter))
+    changes = sorted(diff(_reader(folder), old, new), key=lambda change: (-change.changed, change.parameter))
     if as_json:
         typer.echo(json.dumps([asdict(change) for change in changes[: limit or None]], indent=2))
     else:
@@ -109,18 +111,32 @@ def size(count: int) -> str:
     return f"{scaled:.{decimals}f} {_UNITS[power - 1]}"
 
 
+def figure(value: float) -> str:
+    """A number in three digits, as people write them: 1,060 or 12.3 or 0.00123."""
+    if value == 0:
+        return "0"
+    decimals = 2 - math.floor(math.log10(abs(value)))
+    text = f"{round(value, decimals):,.{max(0, decimals)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def _reader(folder: Path) -> StoreReader:
+    of_relay = folder / lineage.STORE
+    return StoreReader(of_relay if (of_relay / "versions").is_dir() else folder)
+
+
 def _plain_row(row: VersionRow) -> dict[str, Any]:
-    return asdict(row) | {"ways": [{"base": base, "encoded_bytes": count} for base, count in row.ways]}
+    return asdict(row) | {"ways": [{"base": base, "encoded_bytes": encoded} for base, encoded in row.ways]}
 
 
 def _cells(changed: int, elements: int) -> tuple[str, str, str]:
-    return f"{changed:,}", f"{elements:,}", f"{100 * changed / max(1, elements):.3g} %"
+    return f"{changed:,}", f"{elements:,}", f"{figure(100 * changed / max(1, elements))} %"
 
 
 def _times_smaller(dense_bytes: int | None, step_bytes: int | None) -> str:
     if not dense_bytes or not step_bytes:
         return ""
-    return f"{dense_bytes / step_bytes:.3g} times smaller"
+    return f"{figure(dense_bytes / step_bytes)} times smaller"
 
 
 def _table(*columns: str) -> Table:

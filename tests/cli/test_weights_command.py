@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rose.cli.weights import size
+from rose.cli.weights import figure, size
 from rose_transfer.layout.layout import Parameter
 from rose_transfer.store import Store, StoreReader
 from rose_transfer.store.packing import pack_whole
@@ -68,6 +68,33 @@ def test_the_list_for_programs_has_whole_fingerprints(rose: Any, folder: Path) -
     assert {row["dense_bytes"] for row in rows} == {PACKING.dense_bytes}
     fetched = [row["joiner_bytes"] for row in rows]
     assert fetched == sorted(fetched)
+
+
+def test_the_folder_of_a_relay_stands_for_its_store(rose: Any, folder: Path) -> None:
+    assert (folder.parent / "store").samefile(folder)
+    assert rose("weights", "ls", folder.parent).out == rose("weights", "ls", folder).out
+    assert f"in {folder}" in " ".join(rose("weights", "verify", folder.parent).out.split())
+    assert rose("weights", "diff", folder.parent, 1, 2).status == 0
+    (folder.parent / "empty").mkdir()
+    assert rose("weights", "ls", folder.parent / "empty").status != 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1064.2, "1,060"),
+        (1_234_567, "1,230,000"),
+        (999.6, "1,000"),
+        (100, "100"),
+        (12.34, "12.3"),
+        (12.0, "12"),
+        (0.5, "0.5"),
+        (0.000012345, "0.0000123"),
+    ],
+)
+def test_counts_are_written_as_people_do(value: float, text: str) -> None:
+    assert figure(value) == text
 
 
 def test_an_empty_store_is_no_error(rose: Any, tmp_path: Path) -> None:
