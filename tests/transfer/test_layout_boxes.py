@@ -41,6 +41,8 @@ def painted(shape: tuple[int, ...], boxes: list[Box]) -> np.ndarray:
 def test_intersection_and_difference_split_a_box_exactly(case: tuple[tuple[int, ...], list[Box]]) -> None:
     shape, (one, other) = case[0], case[1][:2]
     common = one.intersect(other)
+    assert (common is None) == (painted(shape, [one, other]).max(initial=0) < 2)
+    assert not (one.elements and other.elements) or one.meets(other) == (common is not None)
     parts = [*one.subtract(other), *([common] if common else [])]
     assert (painted(shape, parts) == painted(shape, [one])).all()
     assert all(part.intersect(other) is None for part in one.subtract(other))

@@ -45,11 +45,25 @@ class Box:
                 return False
         return True
 
+    def meets(self, other: Box) -> bool:
+        """Whether two boxes, neither of them empty, have an element in common."""
+        for start, size, begin, length in zip(self.starts, self.sizes, other.starts, other.sizes, strict=True):
+            if start + size <= begin or begin + length <= start:
+                return False
+        return True
+
     def intersect(self, other: Box) -> Box | None:
         """What both hold; None if nothing."""
-        starts = tuple(map(max, self.starts, other.starts))
-        sizes = tuple(end - start for start, end in zip(starts, map(min, self.ends, other.ends), strict=True))
-        return Box(starts, sizes) if all(size > 0 for size in sizes) else None
+        starts: list[int] = []
+        sizes: list[int] = []
+        for start, size, begin, length in zip(self.starts, self.sizes, other.starts, other.sizes, strict=True):
+            first = max(start, begin)
+            common = min(start + size, begin + length) - first
+            if common <= 0:
+                return None
+            starts.append(first)
+            sizes.append(common)
+        return Box(tuple(starts), tuple(sizes))
 
     def subtract(self, other: Box) -> list[Box]:
         """What this holds and `other` does not, as at most two boxes per axis."""

@@ -83,14 +83,7 @@ def _apart(group: list[Box], looks: _Looks) -> bool:
         looks.take(len(reaching) + 1)
         reaching = [one for one in reaching if one.starts[0] + one.sizes[0] > box.starts[0]]
         for one in reaching:
-            if _overlap(one, box):
+            if one.meets(box):
                 return False
         reaching.append(box)
-    return True
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    for start, size, begin, length in zip(one.starts, one.sizes, other.starts, other.sizes, strict=True):
-        if start + size <= begin or begin + length <= start:
-            return False
     return True
