@@ -9,25 +9,27 @@ Parts, to be chosen with --only:
     smollm   a real model's optimiser steps: see `smollm`; needs a package from PyPI
     live     updates of a live engine: see `live_update`
 
-`projected_*` are no measurements: see `transfer_projection`. `projection_error` is how far that model is off at 1 %,
-having been fitted at 0.3 and 3 %.
+`projected_*` are no measurements: see `transfer_projection`. `projection_error_*` is how far that model is off at
+points that it was not fitted to (see `transfer_points`), `projection_error` the larger of these.
 """
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench import codec, smollm_package
-from bench.link import link_missing
+from bench.link import link_missing, shaped_link
 from bench.registry import Bench
 from bench.result import Run, Target
-from bench.transfer_methods import OURS
 from bench.transfer_model import BUCKETS, MODEL_BYTES
-from bench.transfer_projection import Costs, Point, fitted, projected_s
+from bench.transfer_points import FITTED, HELD_OUT, measure_points
+from bench.transfer_projection import Costs, error, fitted
 from bench.transfer_rounds import LINK_BITS_PER_S, link_bytes_per_s, one_round
 from rose_transfer.codec import BUCKET_BYTES_MAX, TILE_ELEMENTS
+from rose_transfer.store.at_once import AT_ONCE
 
 NAMED = {"dense": "dense", "xor_zstd": "xor_zstd", "index32": "idx32", "gap_xor_zstd": "gap_xor_zstd", "gloo": "gloo"}
 """Sides by the name that the headline has for them, at 1 %."""
@@ -76,41 +78,30 @@ def measure_live(index: int) -> Run:
 
 
 def measure_link(index: int) -> dict[str, float | None]:
-    """One round on the link, and what follows from it."""
+    """One round on the link, the points for the projection, and what follows from both."""
     figures = one_round(index)
     figures |= {f"vs_{name}": figures[f"vs_{side}_1pct"] for side, name in NAMED.items()}
-    sparse, middle, dense = (_point(figures, name) for name in ("0.3pct", "1pct", "3pct"))
-    costs = fitted(MODEL_BYTES, sparse, dense, _found(figures, f"link_bytes_per_changed_{OURS}_1pct"))
     rate = link_bytes_per_s(figures)
-    told = projected_s(costs, MODEL_BYTES, middle.changed, rate, 1, BUCKETS)
-    measured = _found(figures, f"s_{OURS}_1pct")
-    return figures | {"projection_error": abs(told - measured) / measured} | _larger(costs, rate)
+    with shaped_link(LINK_BITS_PER_S) as link:
+        points = measure_points(link, index)
+    costs = fitted([points[at] for at in FITTED], rate)
+    figures |= {f"point_s_{buckets}_buckets_{percent:g}pct": at.seconds for (buckets, percent), at in points.items()}
+    errors = {at: error(costs, points[at], rate) for at in HELD_OUT}
+    figures |= {f"projection_error_{buckets}_buckets_{percent:g}pct": off for (buckets, percent), off in errors.items()}
+    return figures | {"projection_error": max(errors.values())} | _larger(costs, rate)
 
 
 def _larger(costs: Costs, rate: float) -> dict[str, float]:
     """1 % of a larger model changed, on a link that is used as well as ours was."""
     used = rate / (LINK_BITS_PER_S / 8)
+    published_on = min(AT_ONCE, len(os.sched_getaffinity(0)))
     found: dict[str, float] = {}
     for name, (model_bytes, bits_per_s, cores) in LARGER.items():
         changed, buckets = 0.01 * model_bytes / 2, max(1, round(model_bytes / MODEL_BYTES * BUCKETS / cores))
         link = used * bits_per_s / 8
-        found[f"projected_{name}_s"] = projected_s(costs, model_bytes, changed, link, cores, buckets)
+        found[f"projected_{name}_s"] = costs.seconds(model_bytes, changed, buckets, link, (cores / published_on, cores))
         found[f"projected_dense_{name}_s"] = model_bytes / link
     return found
-
-
-def _point(figures: Run, name: str) -> Point:
-    return Point(
-        _found(figures, f"changed_elements_{name}"),
-        _found(figures, f"publish_s_{name}"),
-        _found(figures, f"apply_s_{name}"),
-    )
-
-
-def _found(figures: Run, name: str) -> float:
-    value = figures[name]
-    assert value is not None
-    return value
 
 
 def _nothing_missing() -> str:
@@ -192,6 +183,7 @@ BENCH = Bench(
         Target("vs_dense", ">=", 9),
         Target("vs_xor_zstd", ">=", 2),
         Target("wan_bytes_ratio", "<=", 1.02),
+        Target("projection_error", "<=", 0.1),
         *codec.BENCH.targets,
         Target("pause_ms", "<=", 200),
         Target("peak_extra_bytes", "<=", EXTRA_BYTES_MAX),

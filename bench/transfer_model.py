@@ -1,4 +1,5 @@
-"""The model that is transferred: 512 MiB of bfloat16 in eight buckets, the same in both processes."""
+"""The model that is transferred, the same in both processes: full buckets of bfloat16, eight (512 MiB) where nothing
+else is said."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ MODEL_BYTES = BUCKETS * BUCKET_BYTES_MAX
 _SEED = 20
 
 
-def packing() -> Packing:
+def packing(buckets: int) -> Packing:
     """One parameter fills each bucket."""
-    parameters = {f"layer{index}": Parameter((ELEMENTS,), "bfloat16") for index in range(BUCKETS)}
+    parameters = {f"layer{index}": Parameter((ELEMENTS,), "bfloat16") for index in range(buckets)}
     return pack_whole(parameters, bucket_bytes=2 * ELEMENTS)
 
 
-def first_version() -> list[Bits]:
-    return [weights(ELEMENTS, np.random.default_rng((_SEED, index))) for index in range(BUCKETS)]
+def first_version(buckets: int) -> list[Bits]:
+    return [weights(ELEMENTS, np.random.default_rng((_SEED, index))) for index in range(buckets)]
 
 
 def next_version(old: list[Bits], share: float, seed: int) -> list[Bits]:

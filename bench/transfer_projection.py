@@ -1,69 +1,118 @@
-"""What the measured points say of larger models on faster links, held against a point that it was not fitted to.
+"""What the measured points say of larger models on faster links, held against points that it was not fitted to.
 
-A version is published (every weight read, every changed one written), sent, and applied while it arrives:
+A version is published (every weight read, every changed one written), then sent, and applied while it arrives:
 
-    seconds = publish + max(send, apply) + min(send, apply) / buckets
-    publish = (a x bytes + b x changed) / cores          apply = (c x bytes + d x changed) / cores
+    seconds = publish + wait + max(send, apply) + min(send, apply) / buckets
+    publish = p + (a x bytes + b x changed) / cores that help       apply = q + (c x bytes + d x changed) / cores
     send    = bytes per changed x changed / rate of the link
 
-a, b, c and d come from two densities; what the model says of a third one is compared with what was measured there.
+p, a, b, q, c, d and the wait (what is asked and told before anything is sent) are fitted to points of several sizes and
+densities, none of them below nothing, so that what a version costs in any case is not taken for the cost of its bytes.
+Bytes per changed element follow the density between those of the points.
+
 Projections assume that work divides among cores (buckets are independent, and each rank publishes its own), that these
-read memory as fast together as one does alone, and that nothing else is on the link. They are no measurements.
+read memory as fast together as the measured ones do, and that nothing else is on the link. They are no measurements.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Seconds on one core: `per_byte` of weights, `per_changed` element."""
-
-    per_byte: float
-    per_changed: float
-
-    def seconds(self, model_bytes: float, changed: float) -> float:
-        return self.per_byte * model_bytes + self.per_changed * changed
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one density took."""
+    """What one version took: `apply_s` is work, part of which was done while more was arriving."""
 
+    model_bytes: float
     changed: float
+    sent_bytes: float
+    buckets: int
+    seconds: float
     publish_s: float
     apply_s: float
+
+    @property
+    def density(self) -> float:
+        return self.changed / self.model_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """`fixed_s` in any case, and seconds `per_byte` of weights and `per_changed` element."""
+
+    fixed_s: float
+    per_byte: float
+    per_changed: float
+
+    def seconds(self, model_bytes: float, changed: float, speed_up: float = 1.0) -> float:
+        return self.fixed_s + (self.per_byte * model_bytes + self.per_changed * changed) / speed_up
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
+    """`sent` has (density, bytes per changed element) of the points, sparse ones first."""
+
     publish: Work
     apply: Work
-    bytes_per_changed: float
+    wait_s: float
+    sent: tuple[tuple[float, float], ...]
+
+    def seconds(
+        self, model_bytes: float, changed: float, buckets: int, link_bytes_per_s: float, speed_ups: tuple[float, float]
+    ) -> float:
+        """From new weights at the trainer to new weights at the engine.
+
+        `speed_ups`: how many times as many cores publish, and apply, as did for the points.
+        """
+        publish = self.publish.seconds(model_bytes, changed, speed_ups[0])
+        apply = self.apply.seconds(model_bytes, changed, speed_ups[1])
+        return publish + self.wait_s + self._overlapped(model_bytes, changed, buckets, link_bytes_per_s, apply)
+
+    def _overlapped(self, model_bytes: float, changed: float, buckets: int, rate: float, apply_s: float) -> float:
+        densities, sizes = np.log(np.array(self.sent)).T
+        per_changed = float(np.exp(np.interp(np.log(changed / model_bytes), densities, sizes)))
+        send_s = per_changed * changed / rate
+        return max(send_s, apply_s) + min(send_s, apply_s) / buckets
 
 
-def fitted(model_bytes: float, sparse: Point, dense: Point, bytes_per_changed: float) -> Costs:
-    """Through two points of one model. Raises ValueError if they have the same changes."""
-    return Costs(
-        _line(model_bytes, (sparse.changed, sparse.publish_s), (dense.changed, dense.publish_s)),
-        _line(model_bytes, (sparse.changed, sparse.apply_s), (dense.changed, dense.apply_s)),
-        bytes_per_changed,
-    )
+def fitted(points: Sequence[Point], link_bytes_per_s: float) -> Costs:
+    """To points of at least two sizes and two densities. Raises ValueError if there are less."""
+    if min(len({point.buckets for point in points}), len({round(point.density, 4) for point in points})) < 2:
+        raise ValueError("points of one size, or of one density, do not tell what depends on which")
+    publish = _work(points, [point.publish_s for point in points])
+    apply = _work(points, [point.apply_s for point in points])
+    sent = tuple(sorted((point.density, point.sent_bytes / point.changed) for point in points))
+    without = Costs(publish, apply, 0.0, sent)
+    waited = [
+        point.seconds
+        - point.publish_s
+        - without._overlapped(point.model_bytes, point.changed, point.buckets, link_bytes_per_s, point.apply_s)
+        for point in points
+    ]
+    return Costs(publish, apply, max(0.0, median(waited)), sent)
 
 
-def projected_s(
-    costs: Costs, model_bytes: float, changed: float, link_bytes_per_s: float, cores: int, buckets: int
-) -> float:
-    """Seconds from new weights at the trainer to new weights at the engine; `cores` at each end."""
-    publish = costs.publish.seconds(model_bytes, changed) / cores
-    apply = costs.apply.seconds(model_bytes, changed) / cores
-    send = costs.bytes_per_changed * changed / link_bytes_per_s
-    return publish + max(send, apply) + min(send, apply) / buckets
+def error(costs: Costs, point: Point, link_bytes_per_s: float) -> float:
+    """By how much of what was measured the model is off."""
+    told = costs.seconds(point.model_bytes, point.changed, point.buckets, link_bytes_per_s, (1.0, 1.0))
+    return abs(told - point.seconds) / point.seconds
 
 
-def _line(model_bytes: float, one: tuple[float, float], other: tuple[float, float]) -> Work:
-    if one[0] == other[0]:
-        raise ValueError("two points with the same changes make no line")
-    per_changed = (other[1] - one[1]) / (other[0] - one[0])
-    return Work((one[1] - per_changed * one[0]) / model_bytes, per_changed)
+def _work(points: Sequence[Point], seconds: Sequence[float]) -> Work:
+    """The least error in proportion to what was measured, over all choices of terms that are not negative."""
+    measured = np.array(seconds)
+    terms = np.array([(1.0, point.model_bytes, point.changed) for point in points]) / measured[:, None]
+    best, least = np.zeros(3), float("inf")
+    for count in (1, 2, 3):
+        for chosen in map(list, itertools.combinations(range(3), count)):
+            found = np.linalg.lstsq(terms[:, chosen], np.ones(len(points)), rcond=None)[0]
+            off = float(np.sum((terms[:, chosen] @ found - 1) ** 2))
+            if np.all(found >= 0) and off < least:
+                best, least = np.zeros(3), off
+                best[chosen] = found
+    return Work(*map(float, best))

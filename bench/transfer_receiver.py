@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,8 +30,8 @@ FETCHES = 3
 class Receiver:
     """Answers the bench; times are `time.monotonic()`, which all processes of a machine share."""
 
-    def __init__(self) -> None:
-        self._old = transfer_model.first_version()
+    def __init__(self, buckets: int) -> None:
+        self._old = transfer_model.first_version(buckets)
         self._target = [bits.copy() for bits in self._old]
         self._old_hashes = [bucket_hash(bits) for bits in self._old]
         self._hashes = list(self._old_hashes)
@@ -120,7 +121,7 @@ class Receiver:
                 await self._work(lambda: decode(landing.bytes_view, target))
 
         async with asyncio.TaskGroup() as group:
-            for bucket in range(transfer_model.BUCKETS):
+            for bucket in range(len(self._target)):
                 group.create_task(one(bucket))
 
     async def _work(self, work: Callable[[], None]) -> None:
@@ -144,4 +145,4 @@ def _held_to(key: str, data: memoryview) -> memoryview:
 
 
 if __name__ == "__main__":
-    serve(Receiver())
+    serve(Receiver(int(sys.argv[2])))

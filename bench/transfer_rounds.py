@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from bench.link import ShapedLink, shaped_link
 from bench.registry import BenchFailed
 from bench.transfer_methods import DENSE, GLOO, ONCE, OURS, PER_DENSITY
-from bench.transfer_model import MODEL_BYTES
+from bench.transfer_model import BUCKETS, MODEL_BYTES
 from bench.transfer_process import EndProcess
 
 LINK_BITS_PER_S = 1e9
@@ -31,17 +31,20 @@ MB = 1e6
 
 
 class Ends:
-    """The two processes of one round."""
+    """The two processes of one round, with a model of so many `buckets`."""
 
-    def __init__(self, link: ShapedLink) -> None:
-        self.sender = EndProcess("sender", link.near, "bench.transfer_sender")
-        self.receiver = EndProcess("receiver", link.far, "bench.transfer_receiver")
+    def __init__(self, link: ShapedLink, buckets: int) -> None:
+        self.sender = EndProcess("sender", link.near, "bench.transfer_sender", (str(buckets),))
+        self.receiver = EndProcess("receiver", link.far, "bench.transfer_receiver", (str(buckets),))
         self._sent = 0
 
     def start(self, address: str) -> None:
         token = secrets.token_hex(16)
         ports = self.sender.ask("open", address, token, timeout_s=START_TIMEOUT_S)
         self.receiver.ask("open", address, ports, token, timeout_s=START_TIMEOUT_S)
+
+    def join(self, address: str) -> None:
+        """For what goes through gloo; one pair at a time, for they meet at one port."""
         for end in (self.sender, self.receiver):
             end.tell("join", address, GLOO_PORT)
         for end in (self.sender, self.receiver):
@@ -71,9 +74,9 @@ class Ends:
 
 
 @contextmanager
-def ends_of(link: ShapedLink) -> Iterator[Ends]:
+def ends_of(link: ShapedLink, buckets: int = BUCKETS) -> Iterator[Ends]:
     """Both are gone at the end of the `with`."""
-    ends = Ends(link)
+    ends = Ends(link, buckets)
     try:
         ends.start(link.near.address)
         yield ends
@@ -87,6 +90,7 @@ def one_round(index: int) -> dict[str, float | None]:
     """Raises BenchFailed if a side fails."""
     order = random.Random(index)
     with shaped_link(LINK_BITS_PER_S) as link, ends_of(link) as ends:
+        ends.join(link.near.address)
         figures: dict[str, float | None] = {}
         once = _once(ends, index)
         figures |= {f"s_{side}": seconds for side, seconds in once.items()}

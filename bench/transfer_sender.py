@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,9 +23,9 @@ from rose_transfer.transport.tcp import TcpServer
 class Sender:
     """Answers the bench; times are `time.monotonic()`, which all processes of a machine share."""
 
-    def __init__(self) -> None:
+    def __init__(self, buckets: int) -> None:
         self._store = Store(Path(tempfile.mkdtemp()), compress=True)
-        self._packing = transfer_model.packing()
+        self._packing = transfer_model.packing(buckets)
         self._old: list[Bits] = []
         self._new: list[Bits] = []
         self._made = MadeObjects()
@@ -32,7 +33,7 @@ class Sender:
 
     async def open(self, address: str, token: str) -> tuple[int, int]:
         """Ports of the store's server and of that of the methods re-made."""
-        self._old = transfer_model.first_version()
+        self._old = transfer_model.first_version(len(self._packing.buckets))
         await asyncio.to_thread(self._store.publish, self._version, self._packing, self._old)
         waits = WaitBoard()
         self._server = TcpServer(self._store.objects, token=token, waits=waits, host=address)
@@ -54,7 +55,7 @@ class Sender:
     async def expect(self, side: str, round_number: int) -> int:
         """Called before the receiver gets ready; the version that it is to wait for."""
         if side in METHODS:
-            self._made.expect([key_of(side, round_number, bucket) for bucket in range(transfer_model.BUCKETS)])
+            self._made.expect([key_of(side, round_number, bucket) for bucket in range(len(self._packing.buckets))])
         return self._version + 1
 
     async def send(self, side: str, round_number: int) -> dict[str, float]:
@@ -99,4 +100,4 @@ class Sender:
 
 
 if __name__ == "__main__":
-    serve(Sender())
+    serve(Sender(int(sys.argv[2])))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from argparse import ArgumentParser
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from bench.codec_peers import PEERS, Peer
 from bench.codec_versions import trained, weights
 from bench.smollm import halving
 from bench.transfer_methods import DENSE, METHODS, OURS, MadeObjects
-from bench.transfer_projection import Point, fitted, projected_s
+from bench.transfer_projection import Costs, Point, Work, error, fitted
 from bench.transfer_receiver import Receiver
 from bench.transfer_sender import Sender
 from bench.transfer_wan_ends import PublisherEnd, ReceiversEnd, RelayEnd
@@ -44,11 +45,10 @@ def test_every_peers_method_is_exact(peer: Peer, share: float) -> None:
 def test_both_ends_bring_the_new_bits_by_every_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gloo aside, which needs a process for each end. The store goes back and forth between the two versions."""
     monkeypatch.setattr(transfer_model, "ELEMENTS", 70_000)
-    monkeypatch.setattr(transfer_model, "BUCKETS", 3)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     async def check() -> None:
-        sender, receiver = Sender(), Receiver()
+        sender, receiver = Sender(3), Receiver(3)
         await receiver.open(LOOPBACK, await sender.open(LOOPBACK, TOKEN), TOKEN)
         for number, side in enumerate((OURS, *METHODS, OURS)):
             made = await sender.change(0.01, number)
@@ -123,26 +123,61 @@ def test_ranks_hold_the_model_once_and_buckets_are_told_apart() -> None:
     assert len(set.intersection(*map(set, held))) == 1, "the norms"
 
 
-def test_a_projection_that_fits_gives_a_third_point_back() -> None:
-    def point(changed: float) -> Point:
-        return Point(changed, 0.1 + 2e-8 * changed, 0.04 + 1e-8 * changed)
-
-    costs = fitted(512e6, point(1e6), point(8e6), 1.25)
-    third = point(3e6)
-    send_s = 1.25 * 3e6 / 1e8
-    told = projected_s(costs, 512e6, 3e6, 1e8, cores=1, buckets=8)
-    assert told == pytest.approx(third.publish_s + third.apply_s + send_s / 8)
-    with pytest.raises(ValueError, match="no line"):
-        fitted(512e6, point(1e6), point(1e6), 1.25)
+def point(buckets: int, density: float, costs: Costs) -> Point:
+    """What `costs` say of it."""
+    size = buckets * 64e6
+    changed = density * size
+    told = costs.seconds(size, changed, buckets, RATE, (1.0, 1.0))
+    sent = 0.04 * density**-0.5 * changed
+    publish, apply = costs.publish.seconds(size, changed), costs.apply.seconds(size, changed)
+    return Point(size, changed, sent, buckets, told, publish, apply)
 
 
-def test_a_projection_divides_work_but_not_the_link() -> None:
-    costs = fitted(512e6, Point(1e6, 0.12, 0.05), Point(8e6, 0.26, 0.12), 1.25)
+RATE = 1e8
+SENT = tuple((density, 0.04 * density**-0.5) for density in (1e-3, 1e-2))
+TRUE = Costs(Work(0.02, 2e-10, 2e-8), Work(0.001, 0.0, 1e-8), 0.01, SENT)
+
+
+def test_a_projection_finds_what_the_points_were_made_of() -> None:
+    """Also the bytes of a density between those of the points, and what costs time whatever is sent."""
+    made = fitted([point(buckets, density, TRUE) for buckets in (1, 8) for density in (1e-3, 1e-2)], RATE)
+    for buckets, density in ((4, 3e-3), (8, 5e-3), (250, 3e-3)):
+        assert error(made, point(buckets, density, TRUE), RATE) < 1e-6
+    assert (made.publish.fixed_s, made.wait_s) == pytest.approx((0.02, 0.01))
+    assert made.apply.per_byte == pytest.approx(0.0, abs=1e-14)
+
+
+def test_a_projection_says_how_far_it_is_off() -> None:
+    made = fitted([point(buckets, density, TRUE) for buckets in (1, 8) for density in (1e-3, 1e-2)], RATE)
+    held_out = point(4, 3e-3, TRUE)
+    assert error(made, replace(held_out, seconds=held_out.seconds / 1.25), RATE) == pytest.approx(0.25)
+
+
+def test_no_cost_is_below_nothing() -> None:
+    """A larger model that took less time, say: its bytes cost nothing then."""
+    points = [point(buckets, density, TRUE) for buckets in (1, 8) for density in (1e-3, 1e-2)]
+    made = fitted([replace(one, publish_s=1 / one.buckets, seconds=one.seconds + 9) for one in points], RATE)
+    terms = (*(getattr(made.publish, name) for name in ("fixed_s", "per_byte", "per_changed")), made.wait_s)
+    assert min(terms) >= 0
+    assert made.publish.fixed_s > 0
+
+
+@pytest.mark.parametrize("points", [[(1, 1e-3), (1, 1e-2)], [(1, 1e-3), (8, 1e-3)]])
+def test_points_that_tell_too_little_are_refused(points: list[tuple[int, float]]) -> None:
+    with pytest.raises(ValueError, match="do not tell"):
+        fitted([point(buckets, density, TRUE) for buckets, density in points], RATE)
+
+
+def test_a_projection_divides_work_but_neither_the_link_nor_what_is_fixed() -> None:
     one, eight, narrow = (
-        projected_s(costs, 16e9, 80e6, rate, cores, buckets=256) for rate, cores in ((1e9, 1), (1e9, 8), (1e6, 8))
+        TRUE.seconds(16e9, 80e6, 256, rate, (cores, cores)) for rate, cores in ((1e10, 1), (1e10, 8), (1e6, 8))
     )
-    assert 7 < one / eight <= 8
-    assert narrow == pytest.approx(100.0, rel=0.02)
+    assert 6.5 < one / eight < 8
+    assert eight > TRUE.publish.fixed_s + TRUE.wait_s
+    assert narrow == pytest.approx(SENT_PER_CHANGED * 80e6 / 1e6, rel=0.05)
+
+
+SENT_PER_CHANGED = 0.04 * 5e-3**-0.5
 
 
 def test_halving_is_found_where_it_was_put() -> None:
