@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -10,8 +11,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from distribution_main import GOAL, start
-from distribution_tools import free_port_pair
+from distribution_main import GOAL, start, weights
+from distribution_tools import free_port_pair, line
+from store_tools import same
+
+from rose_transfer.distribution import lineage
+from rose_transfer.store import Store
 
 RANDOM = Random(3)
 
@@ -26,13 +31,13 @@ class Process:
 
     def lines(self) -> Iterator[list[str]]:
         """What it says, in words, until it ends."""
-        return (line.split() for line in self._said)
+        return (said.split() for said in self._said)
 
     def hear(self, *words: str) -> list[str]:
         """The first line that begins so."""
-        for line in self.lines():
-            if tuple(line[: len(words)]) == words:
-                return line
+        for said in self.lines():
+            if tuple(said[: len(words)]) == words:
+                return said
         raise AssertionError(f"the process ended with {self.end()} and never said {words}")
 
     def end(self, *, kill: bool = False) -> int:
@@ -65,8 +70,8 @@ def receive(folder: Path, port: int) -> int:
 def is_killed(role: str, folder: Path, port: int, die_at: int) -> bool:
     """Run it until it kills itself, or has made fewer changes than that when it has what it is to have."""
     with process(role, folder, port, die_at) as started:
-        for line in started.lines():
-            if line == ["offers", str(GOAL)]:
+        for said in started.lines():
+            if said == ["offers", str(GOAL)]:
                 return False
         return started.end() == -signal.SIGKILL
 
@@ -87,6 +92,23 @@ def test_a_relay_is_killed(memory_path: Path, die_at: int) -> None:
         publisher.hear("offers", str(GOAL))
         assert is_killed("relay", memory_path / "relay", port, die_at)
         with process("relay", memory_path / "relay", port):
+            receive(memory_path / "receiver", port + 1)
+
+
+@pytest.mark.parametrize("die_at", sorted(RANDOM.sample(range(20, 120), 6)))
+def test_a_relay_is_killed_while_another_lineage_takes_the_place_of_its_own(memory_path: Path, die_at: int) -> None:
+    port, folder = free_port_pair(), memory_path / "relay"
+    store, history = line(folder / lineage.STORE, 2)
+    store.close()
+    with process("publisher", memory_path / "store", port) as publisher:
+        publisher.hear("offers", str(GOAL))
+        is_killed("relay", folder, port, die_at)
+        lineage.settle(folder)
+        with contextlib.closing(Store(folder / lineage.STORE)) as kept:
+            assert kept.versions() in ((1, 2), (GOAL - 1, GOAL), (GOAL,))
+            expected = history if kept.newest == 2 else weights()
+            assert all(same(list(kept.read(version)), expected[version]) for version in kept.versions())
+        with process("relay", folder, port):
             receive(memory_path / "receiver", port + 1)
 
 

@@ -7,12 +7,14 @@ import contextlib
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from distribution_main import die_at
-from distribution_tools import Engine, free_port, line, offered, site, until
+from distribution_tools import PATIENT, WATCH_S, Engine, free_port, line, offered, site, until
 from store_tools import PACKING, Bits, first_weights, moved, same
 
 from rose.errors import TransferError
@@ -72,17 +74,20 @@ def opened(folder: Path) -> Iterator[Store]:
 
 def test_killed_at_every_change_to_the_disk_one_lineage_is_there_whole(memory_path: Path) -> None:
     other, fresh = other_line(memory_path / "other")
+    store, history = line(memory_path / "old", 2)
+    store.close()
+    old, new = 2, FIRST_OF_NEW + 1
     found: list[int] = []
     for change in range(1, 400):
         folder = memory_path / f"relay-{change}"
-        store, history = line(folder / lineage.STORE, 4)
-        store.close()
-        # Twice, since to go on after a kill may be killed as well.
-        killed = is_killed(change, lambda folder=folder: switch(folder, fetched_from(other)))  # type: ignore[misc]
-        is_killed(1 + change % 5, lambda folder=folder: lineage.settle(folder))  # type: ignore[misc]
+        shutil.copytree(memory_path / "old", folder / lineage.STORE)
+        killed = is_killed(change, partial(switch, folder, fetched_from(other)))
+        if change % 3 == 0 or not (folder / lineage.STORE).exists():
+            # What goes on after a kill may be killed as well.
+            is_killed(1 + change % 5, partial(lineage.settle, folder))
         with opened(folder) as kept:
-            assert kept.newest in (4, FIRST_OF_NEW + 1)
-            expected = history if kept.newest == 4 else fresh
+            assert kept.newest in (old, new)
+            expected = history if kept.newest == old else fresh
             assert all(same(list(kept.read(version)), expected[version]) for version in expected)
             assert kept.versions() == tuple(expected)
             assert verify(kept) == ()
@@ -91,8 +96,8 @@ def test_killed_at_every_change_to_the_disk_one_lineage_is_there_whole(memory_pa
         if not killed:
             break
     assert not killed, "every change was tried"
-    assert found == sorted(found, reverse=True), "the old one until the new one is there, which then stays"
-    assert len(set(found)) == 2
+    assert found == sorted(found), "the old one until the new one is there, which then stays"
+    assert set(found) == {old, new}
     other.close()
 
 
@@ -150,6 +155,47 @@ def test_a_relay_serves_the_old_lineage_until_the_new_one_is_whole(memory_path: 
         store.close()
         other.close()
 
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["goes on serving", "is closed"])
+def test_who_stops_following_while_a_lineage_is_replaced_has_one_whole(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, closed: bool
+) -> None:
+    begun, go_on, replace = threading.Event(), threading.Event(), lineage.replace
+
+    def slow(folder: Path) -> None:
+        begun.set()
+        assert go_on.wait(PATIENT)
+        replace(folder)
+
+    async def check() -> None:
+        store, _ = line(memory_path / "relay" / lineage.STORE, 4)
+        store.close()
+        other, fresh = other_line(memory_path / "other")
+        own = free_port()
+        async with site(memory_path) as here, offered(here, other) as (_, port):
+            relay = Relay(
+                here.client(port), memory_path / "relay", waits=here.waits, serve=[here.serve(own)], watch_s=WATCH_S
+            )
+            async with relay:
+                following = asyncio.create_task(relay.run())
+                await until(begun.is_set)
+                following.cancel()
+                await asyncio.wait([following])
+                if not closed:
+                    go_on.set()
+                    await offers(relay, FIRST_OF_NEW + 1)
+                    engine = Engine()
+                    await engine.move(here.receiver(own), FIRST_OF_NEW + 1)
+                    assert engine.has(fresh[FIRST_OF_NEW + 1])
+                else:
+                    asyncio.get_running_loop().call_soon(go_on.set)
+        with contextlib.closing(Store(memory_path / "relay" / lineage.STORE)) as kept:
+            assert same(list(kept.read(FIRST_OF_NEW + 1)), fresh[FIRST_OF_NEW + 1])
+        other.close()
+
+    monkeypatch.setattr(lineage, "replace", slow)
     asyncio.run(check())
 
 

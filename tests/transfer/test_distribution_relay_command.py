@@ -46,6 +46,7 @@ async def command(*arguments: object) -> AsyncIterator[asyncio.subprocess.Proces
         "relay",
         *map(str, arguments),
         stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
@@ -56,10 +57,11 @@ async def command(*arguments: object) -> AsyncIterator[asyncio.subprocess.Proces
         await started.wait()
 
 
-async def says(started: asyncio.subprocess.Process, seconds: float = 60.0) -> str:
-    assert started.stdout is not None
-    async with asyncio.timeout(seconds):
-        return (await started.stdout.readline()).decode().strip()
+async def says(started: asyncio.subprocess.Process, *, warning: bool = False) -> str:
+    said = started.stderr if warning else started.stdout
+    assert said is not None
+    async with asyncio.timeout(60.0):
+        return (await said.readline()).decode().strip()
 
 
 def test_it_relays_over_tls_says_so_and_ends_on_sigterm(
@@ -94,6 +96,21 @@ def test_it_relays_over_tls_says_so_and_ends_on_sigterm(
         await outlet.close()
         Store(memory_path / "relay" / "store").close()
         store.close()
+
+    asyncio.run(check())
+
+
+def test_it_says_when_its_upstream_is_away_and_when_that_is_itself(memory_path: Path, token_file: Path) -> None:
+    async def check() -> None:
+        port, other = free_port(), free_port()
+        arguments = ["--folder", memory_path / "relay", "--token-file", token_file, "--listen", f"127.0.0.1:{port}"]
+        async with command(f"127.0.0.1:{other}", *arguments) as relay:
+            assert await says(relay) == f"relaying 127.0.0.1:{other} on 127.0.0.1:{port}; nothing here yet"
+            said = await says(relay, warning=True)
+            assert "no answer about new weights; asking on" in said
+            assert f"127.0.0.1:{other}" in said
+        async with command(f"127.0.0.1:{port}", *arguments) as relay:
+            assert "this relay follows itself" in await says(relay, warning=True)
 
     asyncio.run(check())
 
