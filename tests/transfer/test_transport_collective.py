@@ -24,7 +24,7 @@ from carried_tools import (
 )
 from frame_proxy import FrameProxy, Meddle
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, PIECE, TOKEN, Memory, fetched, until
+from transport_tools import OBJECTS, PIECE, TOKEN, Memory, all_at_once, fetched, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
@@ -50,8 +50,11 @@ async def meddled(meddle: Meddle) -> int:
 
 
 def test_the_connection_is_cut_at_every_frame_boundary_and_a_new_pair_goes_on() -> None:
-    for cut in range(asyncio.run(meddled(lambda _, frame: frame))):
-        asyncio.run(meddled(lambda number, frame, cut=cut: None if number == cut else frame))
+    def only(at: int) -> Meddle:
+        return lambda number, frame: None if number == at else frame
+
+    frames = asyncio.run(meddled(lambda _, frame: frame))
+    all_at_once(meddled(only(at)) for at in range(frames))
 
 
 def client_of(port: int) -> CarriedClient:

@@ -84,14 +84,14 @@ def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
     return opened
 
 
-@pytest.mark.parametrize("key", OBJECTS)
-def test_an_object_arrives_whole(pair: Opener, key: str) -> None:
+def test_an_object_arrives_whole(pair: Opener) -> None:
     async def check() -> None:
         async with pair() as made:
-            landing = MemoryLanding()
-            size = await made.connect().fetch(key, landing, deadline_s=10)
-            assert size == len(OBJECTS[key]) == landing.complete_bytes
-            assert landing.bytes_view == OBJECTS[key]
+            for key, content in OBJECTS.items():
+                landing = MemoryLanding()
+                size = await made.connect().fetch(key, landing, deadline_s=10)
+                assert size == len(content) == landing.complete_bytes
+                assert landing.bytes_view == content
 
     asyncio.run(check())
 
@@ -131,12 +131,11 @@ def test_many_fetches_at_once(pair: Opener) -> None:
     asyncio.run(check())
 
 
-@pytest.mark.parametrize("clients", [2, 16])
-def test_many_clients_at_once(pair: Opener, clients: int) -> None:
+def test_many_clients_at_once(pair: Opener) -> None:
     async def check() -> None:
         async with pair() as made:
-            came = await asyncio.gather(*(fetched(made.connect(), "long") for _ in range(clients)))
-            assert came == [OBJECTS["long"]] * clients
+            came = await asyncio.gather(*(fetched(made.connect(), "long") for _ in range(16)))
+            assert came == [OBJECTS["long"]] * 16
 
     asyncio.run(check())
 

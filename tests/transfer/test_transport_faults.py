@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
 import pytest
 from frame_proxy import HOLD, FrameProxy, Meddle
-from transport_tools import OBJECTS, PIECE, QUICK_CLIENT, TOKEN, Memory, fetched, tcp_pair, until
+from transport_tools import OBJECTS, PIECE, QUICK_CLIENT, TOKEN, Memory, all_at_once, fetched, tcp_pair, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose_transfer.transport import auth
@@ -55,43 +56,41 @@ def every_frame() -> range:
     return range(asyncio.run(meddled(lambda _, frame: frame)))
 
 
+def at_every_frame(change: Callable[[bytes], bytes | None]) -> None:
+    """A transfer for each frame, in which that one is changed."""
+
+    def only(at: int) -> Meddle:
+        return lambda number, frame: change(frame) if number == at else frame
+
+    frames = asyncio.run(meddled(lambda _, frame: frame))
+    all_at_once(meddled(only(at)) for at in range(frames))
+
+
 def test_a_connection_is_cut_at_every_frame_boundary() -> None:
-    for cut in every_frame():
-        asyncio.run(meddled(lambda number, frame, cut=cut: None if number == cut else frame))
+    at_every_frame(lambda _: None)
 
 
 def test_a_connection_is_cut_inside_every_frame() -> None:
-    for cut in every_frame():
-
-        def truncate(number: int, frame: bytes, cut: int = cut) -> bytes | None:
-            return frame[: len(frame) // 2] if number == cut else frame
-
-        # The half frame holds the connection up until one side's patience ends.
-        asyncio.run(meddled(truncate))
+    """The half frame holds the connection up until one side's patience ends."""
+    at_every_frame(lambda frame: frame[: len(frame) // 2])
 
 
 @pytest.mark.parametrize("at", [2, 4, 30, HEADER_BYTES - 1, -1], ids=["magic", "version", "offset", "sum", "payload"])
 def test_every_frame_is_corrupted_once(at: int) -> None:
-    for spoiled in every_frame():
+    def corrupt(frame: bytes) -> bytes:
+        changed = bytearray(frame)
+        changed[at] ^= 0x10
+        return bytes(changed)
 
-        def corrupt(number: int, frame: bytes, spoiled: int = spoiled) -> bytes | None:
-            if number != spoiled:
-                return frame
-            changed = bytearray(frame)
-            changed[at] ^= 0x10
-            return bytes(changed)
-
-        asyncio.run(meddled(corrupt))
+    at_every_frame(corrupt)
 
 
 def test_every_frame_is_repeated_once() -> None:
-    for repeated in every_frame():
-        asyncio.run(meddled(lambda number, frame, repeated=repeated: frame * (1 + (number == repeated))))
+    at_every_frame(lambda frame: frame * 2)
 
 
 def test_every_frame_is_held_back_behind_the_next_once() -> None:
-    for late in every_frame():
-        asyncio.run(meddled(lambda number, frame, late=late: HOLD if number == late else frame))
+    at_every_frame(lambda _: HOLD)
 
 
 def start_server(port: int, die_at: int) -> tuple[subprocess.Popen[str], int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from types import ModuleType
@@ -13,7 +14,7 @@ import pytest
 from carried_tools import UCX_PATHS, goes_on_after_a_kill, heard, need_nixl, nixl_agents, rdma_pair, start_carried
 from frame_proxy import HOLD, FrameProxy, Meddle
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, PIECE, QUICK_SERVER, TOKEN, Memory, fetched, tcp_pair, until
+from transport_tools import OBJECTS, PIECE, QUICK_SERVER, TOKEN, Memory, all_at_once, fetched, tcp_pair, until
 
 from rose.errors import ContractError, DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
@@ -50,24 +51,22 @@ async def meddled(meddle: Meddle) -> int:
         return proxy.frames
 
 
-def every_frame() -> range:
-    return range(asyncio.run(meddled(lambda _, frame: frame)))
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda _: None,
+        lambda frame: frame[:-1] + bytes([frame[-1] ^ 1]),
+        lambda frame: frame * 2,
+        lambda _: HOLD,
+    ],
+    ids=["cut", "corrupted", "repeated", "held back"],
+)
+def test_every_frame_is_lost_or_changed_once(change: Callable[[bytes], bytes | None]) -> None:
+    def only(at: int) -> Meddle:
+        return lambda number, frame: change(frame) if number == at else frame
 
-
-def test_the_connection_is_cut_at_every_frame_boundary() -> None:
-    for cut in every_frame():
-        asyncio.run(meddled(lambda number, frame, cut=cut: None if number == cut else frame))
-
-
-def test_every_frame_is_corrupted_repeated_and_held_back_once() -> None:
-    for spoiled in every_frame():
-
-        def corrupt(number: int, frame: bytes, spoiled: int = spoiled) -> bytes | None:
-            return frame[:-1] + bytes([frame[-1] ^ 1]) if number == spoiled else frame
-
-        asyncio.run(meddled(corrupt))
-        asyncio.run(meddled(lambda number, frame, spoiled=spoiled: frame * (1 + (number == spoiled))))
-        asyncio.run(meddled(lambda number, frame, spoiled=spoiled: HOLD if number == spoiled else frame))
+    frames = asyncio.run(meddled(lambda _, frame: frame))
+    all_at_once(meddled(only(at)) for at in range(frames))
 
 
 def nothing_given_up(agent: NixlAgent) -> bool:

@@ -33,6 +33,7 @@ from rose_transfer.transport.messages import (
 from rose_transfer.transport.server_session import ServerLimits, ServerSession
 
 SEEDS = 240
+SOON_S = 5.0
 NONCE = bytes(32)
 ONE_STREAM = ClientLimits(streams=1, window=2, piece_bytes=PIECE, greet_s=0.5, stall_s=1.0, retry_s=0.05)
 
@@ -52,12 +53,12 @@ def test_whatever_links_do_every_ask_ends_well_once_they_are_calm(block: int) ->
 @pytest.mark.parametrize("kill", [False, True], ids=["connection", "server"])
 def test_a_cut_at_every_frame_boundary_costs_no_more_than_what_was_under_way(kill: bool) -> None:
     whole = fetching()
-    whole.driver.run(QUIET_S)
+    whole.driver.run(SOON_S)
     size = len(OBJECTS["long"])
     assert whole.server.served_bytes == size, "without faults nothing is sent twice"
     for frame in range(whole.lines.frames):
         pair = fetching(trouble=Trouble(cut_frame=frame), kill=kill)
-        pair.driver.run(QUIET_S)
+        pair.driver.run(SOON_S)
         pair.check_ended({1})
         under_way = pair.limits.streams * pair.limits.window * PIECE
         assert pair.server.served_bytes <= size + (under_way if kill else pair.limits.window * PIECE), frame

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from rose.errors import TransferError
 from rose.waits import WaitBoard
@@ -206,6 +207,17 @@ async def fetched(client: StreamClient, key: str, deadline_s: float = 20.0) -> b
     landing = MemoryLanding()
     await client.fetch(key, landing, deadline_s=deadline_s)
     return bytes(landing.bytes_view)
+
+
+def all_at_once(attempts: Iterable[Coroutine[Any, Any, object]]) -> None:
+    """Attempts that have nothing to do with each other mostly wait: together they take no longer than one."""
+
+    async def check() -> None:
+        async with asyncio.TaskGroup() as group:
+            for attempt in attempts:
+                group.create_task(attempt)
+
+    asyncio.run(check())
 
 
 async def until(holds: Callable[[], bool]) -> None:
