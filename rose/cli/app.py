@@ -152,7 +152,13 @@ def relay(
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Serve here.")] = "127.0.0.1:7070",
     keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Versions to keep.")] = 16,
     disk_gb: Annotated[
-        float | None, typer.Option("--disk-gb", metavar="GB", min=0.001, help="Disk to use at most.")
+        float | None,
+        typer.Option(
+            "--disk-gb",
+            metavar="GB",
+            min=0.001,
+            help="Disk for the versions, at most; another lineage takes as much again until it replaces them.",
+        ),
     ] = None,
     send_mb_s: Annotated[
         float | None, typer.Option("--send-mb-s", metavar="MB", min=0.001, help="Megabytes to send per second at most.")
