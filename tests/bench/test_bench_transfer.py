@@ -16,7 +16,7 @@ from bench.codec_peers import PEERS, Peer
 from bench.codec_versions import trained, weights
 from bench.smollm import halving
 from bench.transfer_methods import DENSE, METHODS, OURS, MadeObjects
-from bench.transfer_projection import Costs, Point, Work, error, fitted
+from bench.transfer_projection import Costs, Point, Work, error, fitted, touched
 from bench.transfer_receiver import Receiver
 from bench.transfer_sender import Sender
 from bench.transfer_wan_ends import PublisherEnd, ReceiversEnd, RelayEnd
@@ -135,7 +135,7 @@ def point(buckets: int, density: float, costs: Costs) -> Point:
 
 RATE = 1e8
 SENT = tuple((density, 0.04 * density**-0.5) for density in (1e-3, 1e-2))
-TRUE = Costs(Work(0.02, 2e-10, 2e-8), Work(0.001, 0.0, 1e-8), 0.01, SENT)
+TRUE = Costs(Work(0.02, 2e-10, 6e-8), Work(0.001, 0.0, 4e-8), 0.01, SENT)
 
 
 def test_a_projection_finds_what_the_points_were_made_of() -> None:
@@ -145,6 +145,13 @@ def test_a_projection_finds_what_the_points_were_made_of() -> None:
         assert error(made, point(buckets, density, TRUE), RATE) < 1e-6
     assert (made.publish.fixed_s, made.wait_s) == pytest.approx((0.02, 0.01))
     assert made.apply.per_byte == pytest.approx(0.0, abs=1e-14)
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.01, 0.1, 1.0])
+def test_touched_is_what_random_changes_touch(share: float) -> None:
+    changed = np.random.default_rng(1).random((50_000, 64)) < share
+    told = touched(changed.size * 2, float(changed.sum()))
+    assert told == pytest.approx(int(changed.any(axis=1).sum()), rel=0.05)
 
 
 def test_a_projection_says_how_far_it_is_off() -> None:
@@ -157,7 +164,7 @@ def test_no_cost_is_below_nothing() -> None:
     """A larger model that took less time, say: its bytes cost nothing then."""
     points = [point(buckets, density, TRUE) for buckets in (1, 8) for density in (1e-3, 1e-2)]
     made = fitted([replace(one, publish_s=1 / one.buckets, seconds=one.seconds + 9) for one in points], RATE)
-    terms = (*(getattr(made.publish, name) for name in ("fixed_s", "per_byte", "per_changed")), made.wait_s)
+    terms = (*(getattr(made.publish, name) for name in ("fixed_s", "per_byte", "per_touched")), made.wait_s)
     assert min(terms) >= 0
     assert made.publish.fixed_s > 0
 

@@ -13,7 +13,8 @@ Invariants
 - The last `keep` versions and those that are pinned stay; others are retired after each publishing, in the background.
   Who holds a version that is retired fetches the next one whole.
 
-Memory: the bits of the version published last, one model's size in the published dtypes, and one bucket.
+Memory: the bits of the version published last, one model's size in the published dtypes, and the three
+buckets that are worked on at once.
 """
 
 from __future__ import annotations
