@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Annotated
 
@@ -54,4 +55,6 @@ def _replay(name: str, seed: int) -> None:
 
 
 if __name__ == "__main__":
+    # In a world things are meant to go wrong: the trace tells of them, in their place.
+    logging.getLogger("rose").setLevel(logging.CRITICAL)
     typer.run(main)

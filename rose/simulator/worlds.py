@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rose.simulator.distribution_world import DistributionWorld
 from rose.simulator.ledger_world import LedgerWorld
 from rose.simulator.link_world import LinkWorld
 from rose.simulator.version_world import VersionWorld
 from rose.simulator.world import World
 
-WORLDS: dict[str, Callable[[int], World]] = {"ledger": LedgerWorld, "versions": VersionWorld, "links": LinkWorld}
+WORLDS: dict[str, Callable[[int], World]] = {
+    "ledger": LedgerWorld,
+    "versions": VersionWorld,
+    "links": LinkWorld,
+    "distribution": DistributionWorld,
+}

@@ -21,6 +21,7 @@ from rose.ledger import (
     Settled,
     TokenLedger,
 )
+from rose.simulator.distribution_world import DistributionWorld
 from rose.simulator.ledger_world import LedgerWorld
 from rose.simulator.link_world import LinkWorld
 from rose.simulator.version_world import VersionWorld
@@ -42,6 +43,8 @@ from rose.version_events import (
     VersionEvent,
 )
 from rose.versions import VersionState
+from rose_transfer.distribution import shelf
+from rose_transfer.distribution.source import StoreSource
 from rose_transfer.transport.client_events import (
     Cancelled,
     ClientEvent,
@@ -361,3 +364,22 @@ def test_a_failure_carries_its_seed_its_tail_and_the_command_and_replays_to_the_
         LedgerWorld(failure.seed, ForgetsUnreceived()).run()
     assert str(again.value) == str(failure)
     assert re.search(r"RequestEnded\(request_id='t\d+\.\d+', generated=\d+\)", str(failure))
+
+
+# Distribution
+
+
+def _takes_whatever_arrives(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shelf, "_hash_of", lambda path: path.name)
+
+
+def _never_looks_for_damage(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StoreSource, "_read_all", lambda self, manifest: None)
+
+
+@pytest.mark.parametrize("plant", [_takes_whatever_arrives, _never_looks_for_damage])
+def test_the_distribution_world_catches(
+    monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    plant(monkeypatch)
+    assert "distribution, seed" in str(_first_failure(DistributionWorld, plant.__name__))

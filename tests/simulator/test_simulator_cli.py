@@ -37,6 +37,7 @@ def test_all_worlds_are_swept() -> None:
         "ledger: seeds 10 to 14 hold",
         "versions: seeds 10 to 14 hold",
         "links: seeds 10 to 14 hold",
+        "distribution: seeds 10 to 14 hold",
     ]
 
 

@@ -7,68 +7,25 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from store_tools import Bits, publish_line
 from transport_tools import PIECE, QUICK_SERVER, TOKEN, TcpClient
 
+from rose.simulator import small_model
 from rose.waits import WaitBoard
-from rose_transfer.codec import from_wire
-from rose_transfer.distribution import Fetched, MakeServer, Receiver, Relay, WeightPublisher
+from rose_transfer.distribution import MakeServer, Receiver, Relay, WeightPublisher
 from rose_transfer.distribution.outlet import Outlet
-from rose_transfer.store import BucketId, Objects, Packing, Store, manifest, packing
+from rose_transfer.store import BucketId, Packing, Store
 from rose_transfer.store.objects import is_key
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.interface import ObjectSource, ReadableObject
 from rose_transfer.transport.tcp import TcpServer
 
+Engine = small_model.Engine
 WATCH_S = 0.6
 PATIENT = 30.0
 CLIENT = ClientLimits(streams=2, window=2, piece_bytes=PIECE, greet_s=1.0, stall_s=1.0, retry_s=0.01, retry_s_max=0.05)
-
-
-@dataclass
-class Engine:
-    """Holds the wanted buckets of one version, and moves on by what lies in a folder; `start` says where it is."""
-
-    wanted: Callable[[Packing], Collection[BucketId]] | None = None
-    bits: dict[BucketId, Bits] = field(default_factory=dict)
-    version: int | None = None
-    fingerprint: str | None = None
-
-    def apply(self, fetched: Fetched) -> None:
-        """Raises if anything is missing or has not the bits that the manifests say."""
-        objects = Objects(fetched.objects_folder)
-        for key, backwards in fetched.steps:
-            found = manifest.from_bytes(objects.read(key))
-            described = packing.from_bytes(objects.read(found.packing))
-            wanted = None if self.wanted is None else self.wanted(described)
-            if found.base is None:
-                self.bits = {}
-            for bucket, entry in zip(described.buckets, found.buckets, strict=True):
-                if wanted is not None and bucket.bucket_id not in wanted:
-                    continue
-                delta = from_wire(objects.read(entry.key))
-                if found.base is None:
-                    self.bits[bucket.bucket_id] = np.empty(bucket.elements, np.dtype(f"<u{bucket.lane}"))
-                bits = self.bits[bucket.bucket_id]
-                after = delta.undo(bits, entry.after) if backwards else delta.apply(bits, entry.before)
-                assert after == (entry.before if backwards else entry.after)
-        self.version, self.fingerprint = fetched.version, fetched.fingerprint
-
-    async def move(self, receiver: Receiver, goal: int, deadline_s: float = PATIENT) -> Fetched:
-        fetched = await receiver.fetch(self.version, self.fingerprint, goal, deadline_s=deadline_s)
-        self.apply(fetched)
-        receiver.forget()
-        return fetched
-
-    def has(self, expected: list[Bits]) -> bool:
-        return len(self.bits) == len(expected) and all(
-            mine.tobytes() == theirs.tobytes()
-            for (_, mine), theirs in zip(sorted(self.bits.items()), expected, strict=True)
-        )
 
 
 class Counted:

@@ -3,40 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rose_transfer.layout.layout import Parameter
-from rose_transfer.store import Packing, Step, Store, StoreReader
-from rose_transfer.store.packing import pack_whole
-
-Bits = NDArray[Any]
-
-PACKING = pack_whole(
-    {
-        "embed": Parameter((400, 8), "bfloat16"),
-        "norm": Parameter((8,), "float32"),
-        "proj": Parameter((300, 8), "bfloat16"),
-    },
-    bucket_bytes=4096,
-)
-"""5600 bfloat16 elements in three buckets, 8 of float32 in a fourth."""
-
-
-def first_weights(seed: int, packing: Packing = PACKING) -> list[Bits]:
-    rng = np.random.default_rng(seed)
-    return [
-        rng.integers(0, 2 ** (8 * bucket.lane), bucket.elements, dtype=np.dtype(f"<u{bucket.lane}").type)
-        for bucket in packing.buckets
-    ]
-
-
-def moved(weights: list[Bits], share: float, seed: int) -> list[Bits]:
-    """Each element moved by one step with probability `share`."""
-    rng = np.random.default_rng(seed)
-    return [bits + (rng.random(bits.size) < share).astype(bits.dtype) for bits in weights]
+from rose.simulator.small_model import PACKING, Bits, first_weights, moved
+from rose_transfer.store import Step, Store, StoreReader
 
 
 def same(one: list[Bits], other: list[Bits]) -> bool:
