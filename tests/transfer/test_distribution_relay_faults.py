@@ -148,10 +148,9 @@ def test_a_relay_that_follows_itself_says_so_once(
                 await stack.enter_async_context(here.relay(upstream, f"relay-{number}", port=port))
             await until(lambda: caplog.text.count("this relay follows itself") == len(ports))
             assert caplog.text.count(f"'relays_between': {others}") == len(ports)
-            # Some more rounds, each of which could say it again.
-            for _ in range(3):
-                asked = len(here.counted[0].made)
-                await until(lambda asked=asked: len(here.counted[0].made) > asked)  # type: ignore[misc]
+            # One more round could say it again.
+            asked = [len(one.made) for one in here.counted]
+            await until(lambda: all(len(one.made) > before for one, before in zip(here.counted, asked, strict=True)))
             assert caplog.text.count("this relay follows itself") == len(ports)
 
     with caplog.at_level(logging.WARNING):
@@ -174,6 +173,26 @@ def test_a_relay_of_relays_does_not_follow_itself(memory_path: Path, caplog: pyt
     with caplog.at_level(logging.WARNING):
         asyncio.run(check())
     assert "follows itself" not in caplog.text
+
+
+def test_a_relay_asks_ever_less_often_what_has_not_changed(memory_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 1)
+        async with (
+            site(memory_path) as here,
+            offered(here, store) as (_, port),
+            Relay(here.client(port), memory_path / "relay", waits=here.waits, serve=[]) as relay,
+        ):
+            asked = []
+            for _ in range(40):
+                before = len(here.counted[0].made)
+                await relay._look_up()
+                # A text is asked for in one piece or more, or not at all.
+                asked.append(len(here.counted[0].made) > before)
+            assert [turn for turn, did in enumerate(asked) if did] == [0, 2, 6, 14, 30]
+        store.close()
+
+    asyncio.run(check())
 
 
 def test_an_upstream_that_is_away_is_told_of_at_once_and_when_it_answers(

@@ -50,6 +50,7 @@ T = TypeVar("T")
 _FETCH_S = 3600.0
 _STORE_S = 3600.0
 _RETRY_S = 1.0
+_LOOK_TURNS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Relay:
         self._id = secrets.token_hex(16)
         self._above: tuple[str, ...] = ()
         self._follows_itself = False
+        self._turns_to_look = self._turns_between = 1
         self._outlet = Outlet(self.store, serve, self._relays)
         self._switching: asyncio.Task[None] | None = None
         self._told = self._newest()
@@ -157,7 +159,14 @@ class Relay:
         return (self._id, *self._above)
 
     async def _look_up(self) -> None:
-        """Learn which relays are above this one, and say so if it is among them itself."""
+        """Learn which relays are above this one, and say so if it is among them itself.
+
+        Called whenever no news came. Each time that nothing has changed it pauses for twice as many calls: to ask opens
+        all of the client's connections.
+        """
+        self._turns_to_look -= 1
+        if self._turns_to_look:
+            return
         landing = MemoryLanding(bytes_max=ancestry.TEXT.bytes_max)
         heard: tuple[str, ...] = ()
         # An upstream that does not know the question, or is away, is no news.
@@ -167,7 +176,11 @@ class Relay:
         follows_itself = self._id in heard
         if follows_itself and not self._follows_itself:
             log.warning("this relay follows itself: nothing new will come", relays_between=heard.index(self._id))
-        self._above, self._follows_itself = ancestry.before(self._id, heard), follows_itself
+        above = ancestry.before(self._id, heard)
+        unchanged = (above, follows_itself) == (self._above, self._follows_itself)
+        self._turns_between = min(2 * self._turns_between, _LOOK_TURNS_MAX) if unchanged else 1
+        self._turns_to_look = self._turns_between
+        self._above, self._follows_itself = above, follows_itself
 
     def _has(self, offer: Offer) -> bool:
         """Whether nothing is to be done: the offer is newest here, or an older one, of an upstream that is behind."""
