@@ -155,7 +155,15 @@ def test_a_text_is_refused_by_its_size_before_it_is_parsed(name: str, monkeypatc
     ("name", "text"),
     [
         ("packing", b'{"buckets":' + b"[" * 100_000),
-        ("packing", b'{"buckets":[["all",0,"bfloat16",[["embed",[' + b"1," * 100_000 + b"1],[1]]]]]}"),
+        (
+            "packing",
+            b'{"buckets":[["all",0,"bfloat16",[["a",['
+            + b"0," * 100_000
+            + b"0],["
+            + b"1," * 100_000
+            + b'1]]]]],"layout":1,'
+            b'"parameters":{"a":["bfloat16",[1]]}}',
+        ),
         ("packing", b'{"buckets":[],"layout":1,"parameters":{"a":["bfloat16",[' + b"9," * 100_000 + b"9]]}}"),
         ("packing", b'{"buckets":[],"layout":' + b"9" * 1_000_000 + b',"parameters":{}}'),
         ("manifest", b'{"base":' + b"9" * 1_000_000 + b"}"),

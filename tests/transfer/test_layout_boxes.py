@@ -118,6 +118,24 @@ def test_many_slices_take_a_few_looks_each(monkeypatch: pytest.MonkeyPatch) -> N
     assert not are_disjoint([*boxes, Box((127, 1535, 4095), (1, 1, 1))])
 
 
+def test_slices_may_be_cut_again_and_again() -> None:
+    """In two at a random place, along one axis and then another, eleven times; all reach along a third."""
+    drawn = random.Random(2)
+    boxes = [Box.whole((4, 10**6, 10**6))]
+    for level in range(11):
+        boxes = [part for box in boxes for part in _in_two(box, 1 + level % 2, drawn)]
+    assert len(boxes) == 2048
+    drawn.shuffle(boxes)
+    assert are_disjoint(boxes)
+    assert not are_disjoint([*boxes, Box(boxes[0].starts, (1, 1, 1))])
+
+
+def _in_two(box: Box, axis: int, drawn: random.Random) -> list[Box]:
+    at = drawn.randint(box.sizes[axis] // 4, box.sizes[axis] // 2)
+    first = Box(box.starts, (*box.sizes[:axis], at, *box.sizes[axis + 1 :]))
+    return [first, *box.subtract(first)]
+
+
 @given(st.data())
 def test_any_twenty_boxes_can_be_told_apart(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 3), min_size=AXES_MAX, max_size=AXES_MAX)))
