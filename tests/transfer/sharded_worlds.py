@@ -272,19 +272,21 @@ def no_memory(rank: int, group: dist.ProcessGroup, folder: Path, step: str) -> l
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     told = []
 
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise MemoryError("no memory")
 
     with publisher(rank, group, folder) as publishing:
         told.append(str(publishing.publish(1, _rows(1, mesh)).base))
-        whole = getattr(making, step)
+        parts = _rows(2, mesh)
+        where = {"empty": torch, "rooms": Ranks}.get(step, making)
+        whole = getattr(where, step)
         if rank == 1:
-            setattr(making, step, fail)
+            setattr(where, step, fail)
         try:
-            publishing.publish(2, _rows(2, mesh))
+            publishing.publish(2, parts)
         except (TransferError, MemoryError) as error:
             told.append(str(error))
-        setattr(making, step, whole)
+        setattr(where, step, whole)
         told.append(str(publishing.publish(2, _rows(2, mesh)).base))
     return told
 
@@ -294,7 +296,7 @@ def no_memory_to_restore(rank: int, group: dist.ProcessGroup, folder: Path) -> l
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     told = []
 
-    def fail(*_: object) -> NoReturn:
+    def fail(*_: object, **__: object) -> NoReturn:
         raise MemoryError("no memory")
 
     def attempt(version: int) -> None:

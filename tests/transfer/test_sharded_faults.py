@@ -43,7 +43,7 @@ def test_what_one_rank_asks_for_in_vain_every_rank_is_told(folder: Path) -> None
     check(folder, (1, 2))
 
 
-@pytest.mark.parametrize("step", ["take", "lay"])
+@pytest.mark.parametrize("step", ["take", "lay", "rooms", "empty"])
 def test_a_rank_without_memory_holds_nobody_up(folder: Path, step: str) -> None:
     first, second, third = in_world(3, worlds.no_memory, folder, step)
     assert second == ["None", "no memory", "1"]

@@ -2,7 +2,8 @@
 
 Invariants
 - Ranks send what was planned, whatever goes wrong at one of them: nobody waits for bytes that never come. A rank in
-  trouble sends zeros and says so when all rounds are done; nothing that was made of them is used then.
+  trouble sends what lies in its room and says so when all rounds are done; nothing that was made of it is used then.
+- The room for what crosses is there before the first round: from then on no rank needs more to keep its word.
 - Owned buckets have the bits of no version until the new one is in the store, and then those of that one.
 """
 
@@ -13,12 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from rose_transfer.layout.layout import Piece
 from rose_transfer.sharded.owned import OwnedBuckets
 from rose_transfer.sharded.pieces import Bits, lay, take
-from rose_transfer.sharded.ranks import Ranks
+from rose_transfer.sharded.ranks import Ranks, Rooms, to_array
 from rose_transfer.sharded.routes import Routes, pieces_bytes
 from rose_transfer.store.manifest import BucketEntry
 from rose_transfer.store.packing import Bucket, Packing
@@ -70,8 +70,18 @@ class Trouble:
             raise self._first
 
 
+def make_room(team: Team) -> Rooms:
+    """For the largest round. Raises MemoryError, or RuntimeError on a device."""
+    sent = (sum(_part_bytes(team, index) for index in taken) for taken in team.routes.rounds)
+    received = (
+        sum(pieces_bytes(pieces, team.packing.buckets[index]) for pieces in by_sender)
+        for index, by_sender in team.routes.incoming.items()
+    )
+    return team.ranks.rooms(max(sent, default=0), max(received, default=0))
+
+
 def make(
-    team: Team, tensors: Mapping[str, torch.Tensor], owned: OwnedBuckets, *, whole: bool, compress: bool
+    team: Team, rooms: Rooms, tensors: Mapping[str, torch.Tensor], owned: OwnedBuckets, *, whole: bool, compress: bool
 ) -> dict[int, Made]:
     """Send the pieces in the local `tensors` to the owners, and make the deltas of the buckets that this rank owns.
 
@@ -86,10 +96,10 @@ def make(
         lengths = [_part_bytes(team, index) for index in owners_buckets]
         mine = owners_buckets[team.ranks.rank]
         if mine is None:
-            team.ranks.exchange(parts, lengths, [0] * team.ranks.size)
+            team.ranks.exchange(rooms, parts, lengths, [0] * team.ranks.size)
             continue
         bucket, incoming = team.packing.buckets[mine], team.routes.incoming[mine]
-        received = team.ranks.exchange(parts, lengths, [pieces_bytes(pieces, bucket) for pieces in incoming])
+        received = team.ranks.exchange(rooms, parts, lengths, [pieces_bytes(pieces, bucket) for pieces in incoming])
         with trouble:
             new = _put_together(bucket, incoming, received)
             made[mine] = Made(*owned.step(mine, bucket, new, whole=whole, compress=compress))
@@ -97,22 +107,20 @@ def make(
     return made
 
 
-def _part(team: Team, tensors: Mapping[str, torch.Tensor], index: int | None, trouble: Trouble) -> torch.Tensor:
-    """What this rank sends of a bucket, flat uint8."""
-    if index is None:
-        return torch.empty(0, dtype=torch.uint8)
-    bucket, pieces = team.packing.buckets[index], team.routes.outgoing[index]
-    with trouble:
-        return take(tensors, pieces, bucket)
-    return torch.zeros(_part_bytes(team, index), dtype=torch.uint8)
+def _part(team: Team, tensors: Mapping[str, torch.Tensor], index: int | None, trouble: Trouble) -> torch.Tensor | None:
+    """What this rank sends of a bucket, flat uint8; None in trouble."""
+    if index is not None:
+        with trouble:
+            return take(tensors, team.routes.outgoing[index], team.packing.buckets[index])
+    return None
 
 
 def _part_bytes(team: Team, index: int | None) -> int:
     return 0 if index is None else pieces_bytes(team.routes.outgoing[index], team.packing.buckets[index])
 
 
-def _put_together(bucket: Bucket, incoming: Sequence[Sequence[Piece]], received: Sequence[NDArray[np.uint8]]) -> Bits:
+def _put_together(bucket: Bucket, incoming: Sequence[Sequence[Piece]], received: Sequence[torch.Tensor]) -> Bits:
     bits: Bits = np.empty(bucket.elements, dtype=f"<u{bucket.lane}")
     for pieces, data in zip(incoming, received, strict=True):
-        lay(bits, bucket, pieces, data)
+        lay(bits, bucket, pieces, to_array(data))
     return bits

@@ -28,7 +28,7 @@ from rose_transfer.layout.export import Export
 from rose_transfer.sharded.agreement import Call, agree
 from rose_transfer.sharded.delivery import WRITER, deliver, restore, tell_entries
 from rose_transfer.sharded.holding import Holding
-from rose_transfer.sharded.making import Team, make
+from rose_transfer.sharded.making import Team, make, make_room
 from rose_transfer.sharded.owned import OwnedBuckets
 from rose_transfer.sharded.ranks import Ranks
 from rose_transfer.sharded.routes import Routes, make_routes, plan_own
@@ -112,7 +112,10 @@ class ShardedPublisher:
         elif agreed.restore and not restore(team, base, self._owned, self._store):
             base = None
         with self._ranks.telling_trouble():
-            made = make(team, self._holding.tensors, self._owned, whole=base is None, compress=self._compress)
+            rooms = make_room(team)
+        self._ranks.tell(b"")
+        with self._ranks.telling_trouble():
+            made = make(team, rooms, self._holding.tensors, self._owned, whole=base is None, compress=self._compress)
         mode: Mode = "overwrite" if base is None else "steps"
         manifest = Manifest(version, base, mode, self._packing_key, tell_entries(team, made))
         deliver(team, manifest, made, self._store)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -28,6 +29,14 @@ _WORDS, _TROUBLE = b"w", b"t"
 
 class LostRank(TransferError):
     """A rank has died or did not answer in time; versions in the store are whole, this one is there or not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What is sent from and received into, flat uint8 where the backend reaches it."""
+
+    sent: torch.Tensor
+    received: torch.Tensor
 
 
 class Ranks:
@@ -95,27 +104,35 @@ class Ranks:
         sent = torch.from_numpy(padded).to(self._device)
         told = [torch.empty_like(sent) for _ in sizes]
         self._finish("word", lambda: dist.all_gather(told, sent, group=self._group, async_op=True))
-        return [_to_array(data)[:size].tobytes() for data, size in zip(told, sizes, strict=True)]
+        return [to_array(data)[:size].tobytes() for data, size in zip(told, sizes, strict=True)]
+
+    def rooms(self, sent_bytes: int, received_bytes: int) -> Rooms:
+        """Memory for exchanges of up to so many bytes. Raises MemoryError, or RuntimeError on a device."""
+        return Rooms(
+            torch.empty(sent_bytes, dtype=torch.uint8, device=self._device),
+            torch.empty(received_bytes, dtype=torch.uint8, device=self._device),
+        )
 
     def exchange(
-        self, parts: Iterable[torch.Tensor], lengths: Sequence[int], sizes: Sequence[int]
-    ) -> list[NDArray[np.uint8]]:
+        self, rooms: Rooms, parts: Iterable[torch.Tensor | None], lengths: Sequence[int], sizes: Sequence[int]
+    ) -> list[torch.Tensor]:
         """Send `parts`, flat uint8 of these `lengths`, one to each rank; they are taken one by one.
 
-        Returns what the ranks send here: `sizes[rank]` bytes from each. Every rank must call it. Raises LostRank.
+        Anything is sent in place of None. Returns what the ranks send here, `sizes[rank]` bytes from each, in the room
+        of the next exchange. Every rank must call it. Raises LostRank.
         """
-        sent = torch.empty(sum(lengths), dtype=torch.uint8, device=self._device)
+        sent, received = rooms.sent[: sum(lengths)], rooms.received[: sum(sizes)]
         at = 0
         for part, length in zip(parts, lengths, strict=True):
-            sent[at : at + length] = part
+            if part is not None:
+                sent[at : at + length] = part
             at += length
-        received = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
         split = (list(sizes), list(lengths))
         self._finish(
             "pieces of buckets",
             lambda: dist.all_to_all_single(received, sent, *split, group=self._group, async_op=True),
         )
-        return np.split(_to_array(received), np.cumsum(sizes)[:-1])
+        return list(torch.split(received, list(sizes)))
 
     def send(self, data: NDArray[np.uint8], to: int) -> None:
         """Send bytes to one rank, which must call `receive`. Raises LostRank."""
@@ -127,7 +144,7 @@ class Ranks:
         received = torch.from_numpy(into).to(self._device)
         self._finish("a bucket", lambda: dist.irecv(received, group=self._group, group_src=sender))
         if received.device.type != "cpu":
-            into[:] = _to_array(received)
+            into[:] = to_array(received)
 
     def _finish(self, what: str, start: Callable[[], dist.Work | None]) -> None:
         left_s = max(_LAST_MOMENT_S, self._ends_s - time.monotonic())
@@ -145,5 +162,6 @@ class Ranks:
                 ) from error
 
 
-def _to_array(data: torch.Tensor) -> NDArray[np.uint8]:
+def to_array(data: torch.Tensor) -> NDArray[np.uint8]:
+    """Flat uint8, wherever it lies, in host memory."""
     return data.cpu().numpy()
