@@ -135,7 +135,9 @@ def test_writes_that_fail_are_counted_told_once_and_survived(
 
         threading.Thread(target=watch, daemon=True).start()
         until(failed)
-        assert not (run.runtime / "status.new").exists()
+        # It is there for as long as one write takes, and not for good.
+        while (run.runtime / "status.new").exists():
+            time.sleep(0.0001)
         blocker.rmdir()
     assert written(run).write_failures >= 3
     assert len([record for record in caplog.records if "status cannot be written" in str(record.msg)]) == 1
