@@ -190,17 +190,17 @@ def test_kept_keys_and_values_are_read_by_nobody_else(fresh_rig: Any, masters: W
     """Streams go on with theirs; whoever asks for the same tokens then gets what a fresh engine says."""
     rig = fresh_rig
 
-    async def paused_streams(attempt: int) -> tuple[list[list[int]], list[asyncio.Task[Any]]]:
-        """Prompts, and what answers them, paused before the last has filled a block of 32 tokens."""
+    async def paused_streams(attempt: int) -> tuple[str, list[list[int]], list[asyncio.Task[Any]]]:
+        """What they are called, prompts, and their answers, paused before the last has filled a block of 32 tokens."""
         prompts = [[(5 + attempt + 11 * i + 3 * j) % 90 for j in range(length)] for i, length in enumerate((80, 10, 3))]
-        progress = dict.fromkeys(range(3), 0)
+        name, progress = f"kept-{attempt}", dict.fromkeys(range(3), 0)
 
         def stream(index: int) -> asyncio.Task[Any]:
             def count(ids: tuple[int, ...]) -> None:
                 progress[index] += len(ids)
 
             answer = rig.route().generate(
-                f"kept-{attempt}-{index}",
+                f"{name}-{index}",
                 prompts[index],
                 max_tokens=400,
                 temperature=0.0,
@@ -215,7 +215,7 @@ def test_kept_keys_and_values_are_read_by_nobody_else(fresh_rig: Any, masters: W
                 await asyncio.sleep(0.002)
         await rig.engine.control.pause()
         if progress[2] < 28:
-            return prompts, streams
+            return name, prompts, streams
         # Somebody else had the machine.
         await rig.engine.control.resume()
         await asyncio.wait_for(asyncio.gather(*streams), 60)
@@ -228,7 +228,7 @@ def test_kept_keys_and_values_are_read_by_nobody_else(fresh_rig: Any, masters: W
     async def run() -> None:
         made = versions.publish(1, updated(masters, 1))
         again = versions.publish(2, updated(masters, 2), start=1)
-        prompts, streams = await paused_streams(0)
+        name, prompts, streams = await paused_streams(0)
         await change(rig, made, keep_kv=True)
         await rig.engine.control.resume()
         # Blocks of the prompts were filled before the update, and are in use.
@@ -237,7 +237,7 @@ def test_kept_keys_and_values_are_read_by_nobody_else(fresh_rig: Any, masters: W
         whole = []
         for index, output in enumerate(outputs):
             assert [span.version for span in output.versions] == [0, 1]
-            count = rig.engine.page.request(output.request_id)
+            count = rig.engine.page.request(f"{name}-{index}")
             assert (count.tokens, count.first_version, count.last_version) == (400, 0, 1)
             whole.append([*prompts[index], *output.output_ids])
         # So were others after it, behind contexts of before; they are free now.
