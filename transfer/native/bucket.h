@@ -35,9 +35,10 @@ TARGET static size_t NAME(collect)(const ELEM *old, const ELEM *new, size_t n, s
     for (size_t from = 0; from < n; from += piece) {
         size_t ready = k, here = n - from < piece ? n - from : piece;
         if (many)
-            k += NAME(find_many)(old + from, new + from, here, from, s->at + k, s->before + k, s->after + k);
+            k += NAME(find_many)(old + from, new + from, here, from, s->at + k, s->before + k, s->after + k,
+                                 s->ahead);
         else
-            k += NAME(find)(old + from, new + from, here, from, s->at + k);
+            k += NAME(find)(old + from, new + from, here, from, s->at + k, s->ahead);
         NAME(fetch)(old, new, s->at + fetched, ready - fetched, s->before + fetched, s->after + fetched);
         fetched = many ? k : ready;
         many = k - ready > piece / MANY;
@@ -58,6 +59,7 @@ TARGET static void NAME(encode)(const void *old_data, const void *new_data, size
 {
     const ELEM *old = old_data, *new = new_data;
     struct cursor to = {0, 0, 0};
+    s->ahead = ahead_bytes();
     size_t tiles = (elements + TILE - 1) / TILE, begin[BATCH_TILES + 1];
     for (size_t first = 0, count; first < tiles; first += count) {
         begin[0] = 0;

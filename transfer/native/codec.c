@@ -17,6 +17,16 @@
 #include <immintrin.h>
 #endif
 
+static size_t ahead_bytes(void)
+{
+#ifdef X86
+    __builtin_cpu_init();
+    if (__builtin_cpu_is("amd"))
+        return AHEAD_BYTES_AMD;
+#endif
+    return AHEAD_BYTES;
+}
+
 #define SCALAR 0
 #define AVX2 1
 #define AVX512 2

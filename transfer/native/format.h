@@ -17,6 +17,7 @@
 #define BATCH_TILES 4u
 #define BATCH 16384u /* elements after which no further tile is collected before those are packed */
 #define AHEAD_BYTES 4096u /* how far the encoder reads ahead on each side */
+#define AHEAD_BYTES_AMD 256u /* that far on these, which fetch a stream by themselves and are hindered by more */
 #define PIECE_BYTES 2048u /* of each side that are compared at a time: four pieces must fit the first cache */
 #define PORTION 32u /* elements that are worked on at a time while others are read */
 #define MANY 16u /* from one in so many on, old and new bits are taken from whole vectors */

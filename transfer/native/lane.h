@@ -10,6 +10,7 @@ struct NAME(scratch) {
     ELEM after[BATCH + TILE + SLACK];
     ELEM step[BATCH + TILE + SLACK];
     ELEM spread[TILE];
+    size_t ahead; /* see AHEAD_BYTES */
 };
 
 /* Bit patterns in the order of the numbers that they stand for, as a bijection: 0xffff.. (lowest) to 0x7fff.. */

@@ -6,11 +6,11 @@
  * write_gap8: positions to gap codes; `out` has room for SLACK bytes more than are written.
  */
 
-/* A page further on, which the processor does not do by itself; it also bridges the pauses while tiles are packed. */
-TARGET static inline void NAME(read_ahead)(const ELEM *old, const ELEM *new)
+/* Across the pauses while tiles are packed; a page further on (see AHEAD_BYTES) where the processor does not do that. */
+TARGET static inline void NAME(read_ahead)(const ELEM *old, const ELEM *new, size_t ahead)
 {
-    __builtin_prefetch((const void *)((uintptr_t)old + AHEAD_BYTES));
-    __builtin_prefetch((const void *)((uintptr_t)new + AHEAD_BYTES));
+    __builtin_prefetch((const void *)((uintptr_t)old + ahead));
+    __builtin_prefetch((const void *)((uintptr_t)new + ahead));
 }
 
 /* Old and new bits of the `k` elements at `at`. */
@@ -54,12 +54,12 @@ TARGET static inline size_t NAME(places)(uint64_t bits, size_t base, uint16_t *a
 #endif
 
 #if ISA == AVX512 && LANE == 2
-TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at, size_t ahead)
 {
     size_t k = 0, i = 0;
     for (; i + 64 <= n; i += 64) {
-        NAME(read_ahead)(old + i, new + i);
-        NAME(read_ahead)(old + i + 32, new + i + 32);
+        NAME(read_ahead)(old + i, new + i, ahead);
+        NAME(read_ahead)(old + i + 32, new + i + 32, ahead);
         __mmask32 low = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
         __mmask32 high = _mm512_cmpneq_epu16_mask(_mm512_loadu_si512(old + i + 32), _mm512_loadu_si512(new + i + 32));
         k += NAME(places)(_mm512_kunpackd(high, low), from + i, at + k);
@@ -72,9 +72,9 @@ TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size
 
 /* Three times the work for each vector, but none for each element. */
 TARGET static size_t NAME(find_many)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at,
-                                     ELEM *before, ELEM *after)
+                                     ELEM *before, ELEM *after, size_t ahead)
 {
-    size_t k = NAME(find)(old, new, n, from, at), i = 0, j = 0;
+    size_t k = NAME(find)(old, new, n, from, at, ahead), i = 0, j = 0;
     for (; i + 32 <= n; i += 32) {
         __m512i was = _mm512_loadu_si512(old + i), is = _mm512_loadu_si512(new + i);
         __mmask32 differ = _mm512_cmpneq_epu16_mask(was, is);
@@ -87,12 +87,12 @@ TARGET static size_t NAME(find_many)(const ELEM *old, const ELEM *new, size_t n,
 }
 
 #elif ISA == AVX512
-TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at, size_t ahead)
 {
     const __m512i lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     size_t k = 0, i = 0;
     for (; i + 16 <= n; i += 16) {
-        NAME(read_ahead)(old + i, new + i);
+        NAME(read_ahead)(old + i, new + i, ahead);
         uint32_t differ = _mm512_cmpneq_epu32_mask(_mm512_loadu_si512(old + i), _mm512_loadu_si512(new + i));
         __m512i here = _mm512_add_epi32(lanes, _mm512_set1_epi32((int)(from + i)));
         __m512i found = _mm512_maskz_compress_epi32((__mmask16)differ, here);
@@ -137,11 +137,11 @@ TARGET static inline uint32_t NAME(differ)(const ELEM *old, const ELEM *new)
 }
 #endif
 
-TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at)
+TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at, size_t ahead)
 {
     size_t k = 0, i = 0;
     for (; i + 64 / LANE <= n; i += 64 / LANE) {
-        NAME(read_ahead)(old + i, new + i);
+        NAME(read_ahead)(old + i, new + i, ahead);
         k += NAME(places)(NAME(differ)(old + i, new + i), from + i, at + k);
     }
     for (; i < n; i++)
@@ -153,9 +153,9 @@ TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size
 
 #if ISA != AVX512 || LANE != 2
 TARGET static size_t NAME(find_many)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at,
-                                     ELEM *before, ELEM *after)
+                                     ELEM *before, ELEM *after, size_t ahead)
 {
-    size_t k = NAME(find)(old, new, n, from, at);
+    size_t k = NAME(find)(old, new, n, from, at, ahead);
     NAME(fetch)(old - from, new - from, at, k, before, after);
     return k;
 }
