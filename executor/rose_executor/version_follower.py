@@ -7,8 +7,8 @@ Invariants
   anew; a version that the engine refuses `ATTEMPTS` times is left, and the engine stays on its own, until another is
   offered. What cannot be fetched (a full disk, a slow link) is tried again until it can, or is gone.
 
-    receiver = Receiver(client, folder, waits=waits, wanted=await wanted_by(control))
-    await VersionFollower(control, receiver, waits=waits).run()
+    with closing(Receiver(client, folder, waits=waits, wanted=await wanted_by(control))) as receiver:
+        await VersionFollower(control, receiver, waits=waits).run()
 """
 
 from __future__ import annotations
