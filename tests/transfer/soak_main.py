@@ -83,7 +83,7 @@ class Soak:
                 for number in range(RECEIVERS):
                     upstream = port if number == 0 else near.port
                     group.create_task(self._receive(here, upstream, number, restarts=number == 1))
-                group.create_task(self._sample(sampled))
+                group.create_task(self._sample(here, sampled))
             await here.close()
         store.close()
 
@@ -145,10 +145,12 @@ class Soak:
             assert expected is None or engine.has(expected)
             self._applied += 1
 
-    async def _sample(self, sampled: Callable[[Sample], None]) -> None:
+    async def _sample(self, here: Site, sampled: Callable[[Sample], None]) -> None:
         began_s, process = time.monotonic(), psutil.Process()
         while not self._over:
             await self._while(SAMPLE_S)
+            for counted in here.counted:
+                counted.made.clear()
             gc.collect()
             sampled(
                 Sample(

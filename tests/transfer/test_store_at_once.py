@@ -5,14 +5,21 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from rose_transfer.store.at_once import AT_ONCE, at_once
+from rose_transfer.store.at_once import AT_ONCE, at_once, bucket_threads
 
 
-def test_results_come_in_the_order_of_the_items() -> None:
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with bucket_threads() as made:
+        yield made
+
+
+def test_results_come_in_the_order_of_the_items(threads: ThreadPoolExecutor) -> None:
     first_may_end = threading.Event()
 
     def work(place: int, item: str) -> str:
@@ -22,11 +29,11 @@ def test_results_come_in_the_order_of_the_items() -> None:
             first_may_end.set()
         return f"{place}{item}"
 
-    assert at_once(work, "abcdefg") == ["0a", "1b", "2c", "3d", "4e", "5f", "6g"]
-    assert at_once(work, "") == []
+    assert at_once(threads, work, "abcdefg") == ["0a", "1b", "2c", "3d", "4e", "5f", "6g"]
+    assert at_once(threads, work, "") == []
 
 
-def test_as_many_work_at_once_as_may_and_no_more_are_in_memory() -> None:
+def test_as_many_work_at_once_as_may_and_no_more_are_in_memory(threads: ThreadPoolExecutor) -> None:
     together = threading.Barrier(AT_ONCE, timeout=30)
     alive: weakref.WeakSet[np.ndarray[tuple[int], np.dtype[np.uint8]]] = weakref.WeakSet()
     most = 0
@@ -49,11 +56,11 @@ def test_as_many_work_at_once_as_may_and_no_more_are_in_memory() -> None:
         for number in range(4 * AT_ONCE):
             yield made(number)
 
-    assert at_once(work, items()) == list(range(1, 4 * AT_ONCE + 1))
+    assert at_once(threads, work, items()) == list(range(1, 4 * AT_ONCE + 1))
     assert most == AT_ONCE
 
 
-def test_after_an_error_no_more_is_taken_and_what_was_begun_has_ended() -> None:
+def test_after_an_error_no_more_is_taken_and_what_was_begun_has_ended(threads: ThreadPoolExecutor) -> None:
     taken: list[int] = []
     ended: list[int] = []
     failing = threading.Event()
@@ -71,12 +78,12 @@ def test_after_an_error_no_more_is_taken_and_what_was_begun_has_ended() -> None:
         ended.append(item)
 
     with pytest.raises(ValueError, match="the disk fails"):
-        at_once(work, items())
+        at_once(threads, work, items())
     assert len(taken) < 100
     assert sorted(ended) == [number for number in taken if number != 1]
 
 
-def test_an_error_of_the_items_waits_for_what_was_begun() -> None:
+def test_an_error_of_the_items_waits_for_what_was_begun(threads: ThreadPoolExecutor) -> None:
     ended: list[int] = []
     failing = threading.Event()
 
@@ -90,5 +97,5 @@ def test_an_error_of_the_items_waits_for_what_was_begun() -> None:
         ended.append(item)
 
     with pytest.raises(ValueError, match="a parameter is missing"):
-        at_once(work, items())
+        at_once(threads, work, items())
     assert ended == [0]

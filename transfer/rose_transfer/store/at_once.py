@@ -3,13 +3,15 @@
 Invariants
 - Buckets are taken one by one by who calls, and no more than AT_ONCE are taken and not done with: that is the memory.
 - When `at_once` returns or raises, nothing that it began goes on.
+- Threads stay from one version to the next: each keeps room for the codec, and memory that a thread freed is not soon
+  used by another one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 AT_ONCE = 3
@@ -17,8 +19,15 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-def at_once(work: Callable[[int, _Item], _Result], items: Iterable[_Item]) -> list[_Result]:
-    """What `work(place, item)` gives for each of `items`, in their order; called in threads of its own.
+def bucket_threads() -> ThreadPoolExecutor:
+    """Those that `at_once` works in; the caller shuts them down."""
+    return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rose-bucket")
+
+
+def at_once(
+    threads: ThreadPoolExecutor, work: Callable[[int, _Item], _Result], items: Iterable[_Item]
+) -> list[_Result]:
+    """What `work(place, item)` gives for each of `items`, in their order.
 
     After an error no more is taken; of several the one of the earliest item is raised.
     """
@@ -35,12 +44,14 @@ def at_once(work: Callable[[int, _Item], _Result], items: Iterable[_Item]) -> li
         finally:
             room.release()
 
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="rose-bucket") as pool:
-        taken = iter(items)
+    taken = iter(items)
+    try:
         while room.acquire() and not failed.is_set():
             try:
                 # An item has no name here, and is handed over: else it would stay while the next one is made.
-                begun.append(pool.submit(one, len(begun), [next(taken)]))
+                begun.append(threads.submit(one, len(begun), [next(taken)]))
             except StopIteration:
                 break
+    finally:
+        wait(begun)
     return [done.result() for done in begun]

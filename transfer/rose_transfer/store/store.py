@@ -22,7 +22,7 @@ from pathlib import Path
 from rose.errors import TransferError
 from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, overwrite
 from rose_transfer.store import chain
-from rose_transfer.store.at_once import at_once
+from rose_transfer.store.at_once import at_once, bucket_threads
 from rose_transfer.store.chain import Route
 from rose_transfer.store.held import Held
 from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
@@ -44,6 +44,7 @@ class Store(StoreWriter):
         self._level = ZSTD if compress else RAW
         self._held: Held | None = None
         self._writing = threading.Lock()
+        self._threads = bucket_threads()
         super().__init__(folder, bytes_max)
 
     def publish(self, version: int, packing: Packing, buckets: Iterable[Bits], base: int | None = None) -> Manifest:
@@ -138,6 +139,7 @@ class Store(StoreWriter):
         """As in `StoreWriter`, once what is being written is."""
         with self._writing:
             super().close()
+        self._threads.shutdown()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -211,7 +213,7 @@ class Store(StoreWriter):
             delta = held.advance(place, given)
             return self._store_delta(packing.buckets[place], delta, delta.before)
 
-        entries = at_once(write, buckets)
+        entries = at_once(self._threads, write, buckets)
         if len(entries) < len(packing.buckets):
             raise ValueError(f"{len(entries)} buckets, not the {len(packing.buckets)} of the packing")
         made = Manifest(version, base, "overwrite" if base is None else "steps", key, tuple(entries))
