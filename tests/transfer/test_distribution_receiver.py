@@ -81,6 +81,8 @@ def test_what_is_there_is_not_fetched_again(memory_path: Path) -> None:
             first = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             again = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             receiver.close()
+            with pytest.raises(ContractError, match="let go"):
+                await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             receiver = here.receiver(port, "one")
             restarted = await receiver.fetch(None, None, 3, deadline_s=PATIENT)
             assert first.bytes_received > 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rose.errors import TransferError
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.distribution.shelf import Shelf
-from rose_transfer.store import LostObject, Objects, object_key
+from rose_transfer.store import LostObject, Objects, Store, object_key
 
 CONTENT = bytes(range(256)) * 40
 KEY = object_key(CONTENT)
@@ -179,3 +179,10 @@ def test_an_adopted_object_replaces_a_damaged_one_and_counts(memory_path: Path) 
     with pytest.raises(TransferError, match="no room"):
         objects.adopt(other)
     assert objects.used_bytes == len(CONTENT)
+
+
+def test_a_folder_that_is_a_store_is_refused(memory_path: Path) -> None:
+    Store(memory_path).close()
+    with pytest.raises(TransferError, match="is a weight store"):
+        Shelf(memory_path, None)
+    Store(memory_path).close()

@@ -118,6 +118,8 @@ class Receiver:
         """
         if self._fetching:
             raise ContractError("a fetch is under way", expected="one at a time for each receiver")
+        if self._shelf.closed:
+            raise ContractError("a fetch into a folder that was let go", expected="fetches before `close`")
         following = Following(
             self._client,
             self._shelf,

@@ -25,6 +25,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rose.errors import TransferError
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
 from rose_transfer.store.files import disk_trouble, hold_alone
@@ -40,6 +41,11 @@ class Shelf:
     """
 
     def __init__(self, folder: Path, beside: Path | None) -> None:
+        if (folder / "versions").exists():
+            raise TransferError(
+                f"{folder} is a weight store, whose objects tidying would remove",
+                expected="a folder of its own for what arrives",
+            )
         self.objects_folder = folder / "objects"
         self._arriving = folder / "arriving"
         with disk_trouble(f"{folder} cannot be used for what arrives"):
@@ -64,6 +70,10 @@ class Shelf:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+    @property
+    def closed(self) -> bool:
+        return self._lock < 0
 
     def disk(self, key: str) -> ThreadPoolExecutor:
         """Does one thing after the other with that object; others may be in other threads."""
