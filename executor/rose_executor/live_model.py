@@ -18,6 +18,7 @@ from rose.errors import RoseError, TransferError
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_trace import trace_layout
+from rose_executor.version_in_memory import VersionInMemory
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights
@@ -59,7 +60,7 @@ class LiveModel:
         layout = self.layout
         refuse_packed(self._model)
         held = Objects(objects)
-        steps = [Step(manifest.from_bytes(held.read(key)), backwards) for key, backwards in way]
+        steps = [_step(held, *step) for step in way]
         if not steps or _goal(steps[-1]) != version:
             raise TransferError(
                 f"a way to version {_goal(steps[-1]) if steps else 'nothing'}", expected=f"version {version}"
@@ -68,6 +69,17 @@ class LiveModel:
         if len(keys) > 1:
             raise TransferError("the steps of a way pack the model in different ways", to_do="begin anew")
         return LiveUpdate(self._weights_packed(layout, held, keys.pop()), steps, held.read, objects)
+
+    def goal(self, objects: Path, way: Sequence[tuple[str, bool]]) -> VersionInMemory:
+        """What memory holds once `way` was gone. Raises TransferError as `update` does."""
+        held = Objects(objects)
+        last = _step(held, *way[-1])
+        weights = self._weights_packed(self.layout, held, last.manifest.packing)
+        entries = last.manifest.buckets
+        return VersionInMemory(
+            weights,
+            {place: entries[place].before if last.backwards else entries[place].after for place in weights.places},
+        )
 
     def needs(self, packed: Packing) -> tuple[BucketId, ...]:
         """The buckets of a packing that this rank holds. Raises TransferError if that does not fit this model."""
@@ -105,6 +117,10 @@ def refuse_packed(model: torch.nn.Module) -> None:
                 f"the weight of {name} is packed and cannot be replaced in place",
                 expected="an engine started with unpacked weights",
             )
+
+
+def _step(held: Objects, key: str, backwards: bool) -> Step:
+    return Step(manifest.from_bytes(held.read(key)), backwards)
 
 
 def _goal(step: Step) -> int | None:

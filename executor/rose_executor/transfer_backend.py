@@ -19,7 +19,9 @@ Invariants
   none of the published form. Where one worker fails in such a one, the error says that the weights are mixed: the
   engine must not generate before `finish_weight_update` has succeeded.
 - `finish_weight_update` raises as long as the version is not in force, and may then be called again.
-- The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged.
+- The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged, and
+  with the version itself where that is in force already. Where others have changed them (vLLM's own reload does), the
+  version is fetched anew within the same call, and begins at nothing.
 
 The first update brings the whole model, for what the engine was loaded from has no version. The model must be a local
 folder, whose files say how it is stored. Memory: the staged deltas, at most 64 MiB of them, and one bucket. Disk: what
@@ -50,8 +52,11 @@ from rose.errors import TransferError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.live_model import LiveModel, own_rank
+from rose_executor.version_in_memory import VersionInMemory
+from rose_transfer.codec import WrongBase
 from rose_transfer.distribution import Fetched, Offer, Receiver
-from rose_transfer.live import LiveUpdate
+from rose_transfer.live import LiveUpdate, RolledBack
+from rose_transfer.live.live_weights import OtherForm
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.store.files import disk_trouble, hold_alone
 from rose_transfer.transport.access import client_tls, host_and_port, read_token
@@ -84,15 +89,26 @@ class RoseUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
+class _InForce:
+    """What the weights are, as far as this backend is the only one to change them."""
+
+    offer: Offer
+    memory: VersionInMemory
+
+
+@dataclass(frozen=True, slots=True)
 class _Staged:
-    update: LiveUpdate
-    fetched: Fetched
+    """`update` is None where the version is in force already."""
+
+    update: LiveUpdate | None
+    becomes: _InForce
+    bytes_received: int
 
 
 class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo]):  # type: ignore[misc]
     """One worker's side.
 
-    `held` is the version in force, None for what the engine was loaded from; `received_bytes` came for the last fetch.
+    `received_bytes` came for the last update.
     """
 
     init_info_cls = RoseInitInfo
@@ -109,8 +125,13 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._folder = Path()
         self._lock = -1
         self._staged: _Staged | None = None
-        self.held: Offer | None = None
+        self._in_force: _InForce | None = None
         self.received_bytes = 0
+
+    @property
+    def held(self) -> Offer | None:
+        """The version in force, None for what the engine was loaded from, and where nobody knows."""
+        return None if self._in_force is None else self._in_force.offer
 
     def init_transfer_engine(self, init_info: RoseInitInfo) -> None:
         """Nobody is connected to yet. Where this raises, what was said before stays.
@@ -161,24 +182,29 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
 
         Raises TransferError that says which: RolledBack where they are the old ones again, or that they are mixed.
         """
-        if self._staged is None:
+        staged = self._staged
+        if staged is None:
             return
-        update, fetched = self._staged.update, self._staged.fetched
+        before, self._in_force = self._in_force, None  # nobody knows while it is written
         failed: Exception | None = None
         try:
-            update.commit()
+            if staged.update is not None:
+                staged.update.commit()
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:
             _agree(failed)
         except TransferError as error:
-            if failed is None:
-                self._take_back(update, error)
+            if failed is None and staged.update is not None:
+                self._take_back(staged.update, error)
+            if failed is None or isinstance(failed, RolledBack):
+                self._in_force = before
             raise
-        self.held = Offer(fetched.version, fetched.fingerprint)
+        self._in_force = staged.becomes
         self._drop()
         shutil.rmtree(self._incoming, ignore_errors=True)  # the next update needs none of it; what stays costs room
-        log.info("new weights are in force", version=fetched.version, bytes_received=fetched.bytes_received)
+        version = staged.becomes.offer.version
+        log.info("new weights are in force", version=version, bytes_received=staged.bytes_received)
 
     def _take_back(self, update: LiveUpdate, why: TransferError) -> None:
         try:
@@ -196,12 +222,29 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._from = None
 
     def _stage(self, wanted: RoseUpdateInfo) -> None:
+        self.received_bytes = 0
+        try:
+            self._stage_from_held(wanted)
+        except (WrongBase, OtherForm) as error:
+            if self._in_force is None:
+                raise
+            log.warning("the weights were changed by others; a version begins anew", why=str(error))
+            self._in_force = None
+            self._drop()
+            self._stage_from_held(wanted)
+
+    def _stage_from_held(self, wanted: RoseUpdateInfo) -> None:
         fetched = _in_a_thread(self._fetch(wanted))
-        self.received_bytes = fetched.bytes_received
+        self.received_bytes += fetched.bytes_received
         if not fetched.steps:
+            assert self._in_force is not None
+            self._in_force.memory.compare()
+            self._staged = _Staged(None, self._in_force, fetched.bytes_received)
             return
         update = self._live.update(fetched.version, fetched.objects_folder, fetched.steps)
-        self._staged = _Staged(update, fetched)
+        goal = self._live.goal(fetched.objects_folder, fetched.steps)
+        becomes = _InForce(Offer(fetched.version, fetched.fingerprint), goal)
+        self._staged = _Staged(update, becomes, fetched.bytes_received)
         update.stage()
 
     async def _fetch(self, wanted: RoseUpdateInfo) -> Fetched:
@@ -212,7 +255,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         client = TcpClient(*host_and_port(self._from.address), token=token, waits=waits, tls=trusted)
         try:
             receiver = Receiver(client, self._incoming, waits=waits, wanted=self._needs)
-            number, bits = (None, None) if self.held is None else (self.held.version, self.held.fingerprint)
+            held = self.held
+            number, bits = (None, None) if held is None else (held.version, held.fingerprint)
             try:
                 return await receiver.fetch(number, bits, wanted.version, deadline_s=wanted.timeout_s)
             finally:
@@ -238,7 +282,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
 
     def _drop(self) -> None:
         staged, self._staged = self._staged, None
-        if staged is not None:
+        if staged is not None and staged.update is not None:
             staged.update.close()
 
 

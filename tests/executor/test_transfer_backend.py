@@ -153,6 +153,15 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("finish", {"version": 1}),
         ("init", {**info, "folder": str(folder / f"{name}-taken")}),
         ("update", {"version": 2}),
+        ("tamper", {"by": 1.0}),
+        ("update", {"version": 2}),
+        ("tamper", {"by": 0.3}),  # no bfloat16 any more, which is what was published
+        ("update", {"version": 1}),
+        ("reload", {}),
+        ("update", {"version": 1}),
+        ("reload", {}),
+        ("update", {"version": 2}),
+        ("update", {"version": 2}),
     ]
 
 
@@ -163,6 +172,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
 
 NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, STUMBLED_ANEW, TO_1, TO_2, GIVEN_UP, BACK_TO_1 = range(10)
 WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED, FOLDER_TAKEN, TO_2_AT_LAST = 11, 13, 15, 16, 17, 18, 19
+TAMPERED, MENDED_TO_2, TAMPERED_AGAIN, MENDED_TO_1, RELOADED, AGAIN_TO_1, RELOADED_AGAIN, AGAIN_TO_2 = range(20, 28)
+NOTHING_TO_DO = 28
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -260,3 +271,31 @@ def test_the_folder_of_another_engine_is_refused_and_the_one_before_stays(story:
     assert f"process {os.getpid()}" in error
     assert story.held(workers, TO_2_AT_LAST) == {2}
     assert story.difference(workers, TO_2_AT_LAST, 2) < PARITY_MAX
+
+
+@one_or_two_workers
+@pytest.mark.parametrize(
+    ("before", "at", "version"),
+    [
+        (TAMPERED, MENDED_TO_2, 2),
+        (TAMPERED_AGAIN, MENDED_TO_1, 1),
+        (RELOADED, AGAIN_TO_1, 1),
+        (RELOADED_AGAIN, AGAIN_TO_2, 2),
+    ],
+    ids=["changed, the same", "changed, another", "reloaded, the same", "reloaded, another"],
+)
+def test_an_engine_whose_memory_was_changed_by_others_is_brought_to_the_version_that_is_asked_for(
+    story: Story, workers: int, before: int, at: int, version: int
+) -> None:
+    answer = story.answers[workers][at]
+    assert story.difference(workers, before, version) > 10 * PARITY_MAX
+    assert answer["error"] == ""
+    assert story.difference(workers, at, version) < PARITY_MAX
+    assert (story.held(workers, at), answer["version"]) == ({version}, str(version))
+
+
+@one_or_two_workers
+def test_an_update_to_the_version_in_force_receives_nothing(story: Story, workers: int) -> None:
+    assert story.answers[workers][NOTHING_TO_DO]["error"] == ""
+    assert set(story.received_bytes(workers, NOTHING_TO_DO)) == {0}
+    assert story.difference(workers, NOTHING_TO_DO, 2) < PARITY_MAX

@@ -16,13 +16,13 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
-from rose.errors import TransferError
 from rose_executor import transfer_plugin
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_trace import trace_layout
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout_json import to_json
+from rose_transfer.live import RolledBack
 
 
 def say(engine: LLM, prefixes: list[list[int]], top_logprobs: int) -> list[dict[int, float]]:
@@ -45,15 +45,26 @@ def forget(worker: Any) -> None:
     worker.weight_transfer_engine.start_weight_update()
 
 
+def is_last(worker: Any) -> bool:
+    return bool(worker.rank + 1 == worker.parallel_config.world_size)
+
+
+def tamper(worker: Any, by: float) -> None:
+    """The weights of the last worker change behind the backend's back."""
+    if is_last(worker):
+        with torch.no_grad():
+            dict(worker.model_runner.model.named_parameters())["model.norm.weight"].add_(by)
+
+
 def stumble(worker: Any) -> None:
     """The last worker fails once to commit what is staged."""
     update = worker.weight_transfer_engine._staged.update
-    if worker.rank + 1 < worker.parallel_config.world_size:
+    if not is_last(worker):
         return
 
     def fail_once() -> NoReturn:
         del update.commit
-        raise TransferError("this worker stumbled")
+        raise RolledBack("this worker stumbled")
 
     update.commit = fail_once
 
@@ -106,6 +117,12 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 engine.update_weights({"update_info": info})
                 engine.collective_rpc(stumble)
                 engine.finish_weight_update(weight_version=str(info["version"]))
+            elif deed == "tamper":
+                engine.collective_rpc(tamper, kwargs=info)
+                engine.reset_prefix_cache()
+            elif deed == "reload":
+                engine.collective_rpc("reload_weights")
+                engine.reset_prefix_cache()
             elif deed == "finish":
                 engine.finish_weight_update(weight_version=str(info["version"]))
                 engine.reset_prefix_cache()
