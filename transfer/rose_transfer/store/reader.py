@@ -10,8 +10,8 @@ Invariants
 - What is read has the hashes of the version. Where a delta turns out damaged, another way is tried; never is a bucket
   handed out half-way.
 
-A writer may change the folder meanwhile: `scan` looks again. All methods may be called from several threads: what they
-look things up in is replaced, never changed.
+A writer may change the folder meanwhile: `scan` looks again, and sees it as it was at one moment. All methods may be
+called from several threads: what they look things up in is replaced, never changed.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ log = logger("weight store")
 Bits = NDArray[np.unsignedinteger[Any]]
 Ends = tuple[int, int | None]
 """Version and base of a link: two manifests with the same ends do not exist at a time."""
+_SCANS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,38 @@ class StoreReader:
         self.scan()
 
     def scan(self) -> None:
-        """Look at the folder anew; `not_counted` says then what counts as not there, a line for each file."""
+        """Look at the folder anew; `not_counted` says then what counts as not there, a line for each file.
+
+        Where a writer has gone on meanwhile, a way and what took its place may both have been missed: then once more.
+
+        Raises TransferError if that does not end, or the disk fails.
+        """
+        before = self._names()
+        for _ in range(_SCANS_MAX):
+            self._scan()
+            after = self._names()
+            if after == before:
+                return
+            before = after
+        raise TransferError(
+            f"the store in {self.folder} changes faster than it can be looked at", to_do="try it again in a while"
+        )
+
+    def is_linked(self, found: Manifest) -> bool:
+        """Whether this way still counts for the writer. Raises TransferError if the disk fails."""
+        link = self._links_folder / link_name(found.version, found.base)
+        with disk_trouble(f"{link} cannot be read"):
+            try:
+                return link.read_bytes() == found.key.encode()
+            except FileNotFoundError:
+                return False
+
+    def _names(self) -> tuple[str, ...]:
+        folders = (self._versions_folder, self._links_folder)
+        with disk_trouble(f"{self.folder} cannot be read"):
+            return tuple(f"{folder.name}/{name}" for folder in folders for name, _ in files_in(folder))
+
+    def _scan(self) -> None:
         marks: dict[int, str] = {}
         not_counted: list[str] = []
         for name, data in _contents(self._versions_folder):

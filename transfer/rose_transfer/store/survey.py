@@ -51,22 +51,28 @@ def listing(store: StoreReader) -> tuple[VersionRow, ...]:
 def verify(store: StoreReader) -> tuple[str, ...]:
     """Read every object and rebuild every version; what is wrong, a line each. Reads as much as all of that is.
 
-    A writer may go on meanwhile: what it has removed is not wrong, and what it has added is not looked at.
+    A writer may go on meanwhile: what it has removed is not wrong, and what it has added is not looked at. What seems
+    wrong is looked at again, until the same is found twice and the writer has left alone what could not be read.
     """
-    wrong = _wrong(store)
+    wrong, overtaken = _wrong(store)
     while wrong:
         store.scan()
-        again = {thing: line for thing, line in _wrong(store, wrong).items() if thing in wrong}
-        if again.keys() == wrong.keys():
+        again, overtaken_again = _wrong(store, wrong)
+        again = {thing: line for thing, line in again.items() if thing in wrong}
+        if again.keys() == wrong.keys() and not overtaken and not overtaken_again:
             break
-        wrong = again
+        wrong, overtaken = again, overtaken_again
     return tuple(wrong.values())
 
 
-def _wrong(store: StoreReader, among: Collection[str] | None = None) -> dict[str, str]:
-    """By what it is that is wrong, a line that says so; with `among`, other buckets and versions are not read."""
+def _wrong(store: StoreReader, among: Collection[str] | None = None) -> tuple[dict[str, str], bool]:
+    """By what it is that is wrong, a line that says so; with `among`, other buckets and versions are not read.
+
+    And whether the writer has meanwhile removed a way that could not be read: it may have put another in its place.
+    """
+    scanned = store.manifests()
     wrong = {line: line for line in store.not_counted}
-    for found in store.manifests():
+    for found in scanned:
         for entry in found.buckets:
             thing = f"{entry.bucket_id} of {found.key}"
             if among is None or thing in among:
@@ -83,7 +89,8 @@ def _wrong(store: StoreReader, among: Collection[str] | None = None) -> dict[str
                     pass
             except TransferError as error:
                 wrong[thing] = f"version {version}: {error}"
-    return wrong
+    left_out = set(scanned) - set(store.manifests())
+    return wrong, not all(map(store.is_linked, left_out))
 
 
 def diff(store: StoreReader, old: int, new: int) -> tuple[ParameterChange, ...]:

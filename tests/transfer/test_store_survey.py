@@ -1,0 +1,114 @@
+"""What is said of a store while its writer goes on: what it retires meanwhile is no damage, and damage is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from store_tools import PACKING, Bits, moved, publish_line
+
+from rose.errors import TransferError
+from rose_transfer.store import Store, StoreReader, reader
+from rose_transfer.store.survey import listing, verify
+
+VERSIONS = 7
+
+
+@pytest.fixture
+def store(memory_path: Path) -> Iterator[Store]:
+    made = Store(memory_path / "store")
+    publish_line(made, VERSIONS, share=0.001)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def overtake(store: Store) -> Callable[[], None]:
+    """The writer retires one more version, until the last two and the first are left: the way to those is replaced."""
+    leaving = list(range(2, VERSIONS - 1))
+
+    def overtake() -> None:
+        if leaving:
+            store.retire(leaving.pop(0))
+
+    return overtake
+
+
+def each_look_is_overtaken(monkeypatch: pytest.MonkeyPatch, overtake: Callable[[], None]) -> None:
+    """The names of links are listed; before the first is read, the writer has gone on."""
+    listed = reader.files_in
+
+    def files_in(folder: Path) -> Iterator[tuple[str, int]]:
+        found = list(listed(folder))
+        if folder.name == "links":
+            overtake()
+        return iter(found)
+
+    monkeypatch.setattr(reader, "files_in", files_in)
+
+
+def each_reading_is_overtaken(monkeypatch: pytest.MonkeyPatch, overtake: Callable[[], None]) -> None:
+    """Between the look at the folder and the reading of the last version, the writer has gone on."""
+    read = StoreReader.read
+
+    def overtaken(self: StoreReader, version: int) -> Iterator[Bits]:
+        if version == VERSIONS:
+            overtake()
+        return read(self, version)
+
+    monkeypatch.setattr(StoreReader, "read", overtaken)
+
+
+@pytest.mark.parametrize("overtaken", [each_look_is_overtaken, each_reading_is_overtaken])
+def test_a_version_whose_ways_are_replaced_again_and_again_is_no_damage(
+    store: Store,
+    overtake: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    overtaken: Callable[[pytest.MonkeyPatch, Callable[[], None]], None],
+) -> None:
+    looking = StoreReader(store.folder)
+    overtaken(monkeypatch, overtake)
+    if overtaken is each_look_is_overtaken:
+        looking.scan()
+    assert verify(looking) == ()
+    assert store.versions() == (1, VERSIONS - 1, VERSIONS), "all were overtaken"
+
+
+def test_no_version_is_listed_as_lost_that_a_writer_leads_to_on_another_way(
+    store: Store, overtake: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each_look_is_overtaken(monkeypatch, overtake)
+    assert [row.version for row in listing(StoreReader(store.folder)) if row.joiner_bytes is None] == []
+
+
+@pytest.mark.parametrize("overtaken", [each_look_is_overtaken, each_reading_is_overtaken])
+def test_damage_is_found_although_each_look_is_overtaken(
+    store: Store,
+    overtake: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    overtaken: Callable[[pytest.MonkeyPatch, Callable[[], None]], None],
+) -> None:
+    (last,) = store.steps(VERSIONS - 1, VERSIONS)
+    damaged = store.folder / "objects" / max(last.manifest.buckets, key=lambda entry: entry.encoded_bytes).key
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    looking = StoreReader(store.folder)
+    overtaken(monkeypatch, overtake)
+    found = verify(looking)
+    assert any(line.startswith(f"version {VERSIONS}: ") for line in found)
+    assert not any(line.startswith(f"version {VERSIONS - 1}: ") for line in found)
+
+
+def test_a_store_that_never_rests_is_told_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    published = list(store.read(VERSIONS))
+
+    def publish() -> None:
+        nonlocal published
+        assert store.newest is not None
+        published = moved(published, 0.001, store.newest)
+        store.publish(store.newest + 1, PACKING, published, base=store.newest)
+        store.collect(2)
+
+    each_look_is_overtaken(monkeypatch, publish)
+    with pytest.raises(TransferError, match="changes faster than it can be looked at"):
+        StoreReader(store.folder)
