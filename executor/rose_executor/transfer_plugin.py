@@ -32,7 +32,7 @@ def register() -> None:
         return
     WeightTransferEngineFactory.register_engine(BACKEND, "rose_executor.transfer_backend", "RoseWeightTransferEngine")
     _keep_weights_unpacked()
-    _read_every_answer()
+    _ask_every_worker()
 
 
 class _ReadToTheEnd(list[Any]):
@@ -49,21 +49,35 @@ class _ReadToTheEnd(list[Any]):
                     queue.dequeue(timeout=_ANSWER_TIMEOUT_S)
 
 
-def _read_every_answer() -> None:
-    """Where one of several workers fails, read the answers of the others as well.
+def _ask_every_worker() -> None:
+    """Where one of several workers fails, the others are neither left waiting for it, nor left unread.
 
-    vLLM 0.32 leaves them, and takes them for those to its next question.
+    vLLM 0.32 does not read the answers of the others then, and takes them for those to its next question. And a worker
+    for which a list of update information is too short fails before the backend, which others wait in, hears of it.
     """
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
     collective_rpc = MultiprocExecutor.collective_rpc
 
-    def reading_all(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_chosen(self.vllm_config) and not isinstance(self.response_mqs, _ReadToTheEnd):
-            self.response_mqs = _ReadToTheEnd(self.response_mqs)
-        return collective_rpc(self, *args, **kwargs)
+    def asking_all(
+        self: Any, method: Any, timeout: Any = None, args: Any = (), kwargs: Any = None, *others: Any, **named: Any
+    ) -> Any:
+        if _is_chosen(self.vllm_config):
+            if not isinstance(self.response_mqs, _ReadToTheEnd):
+                self.response_mqs = _ReadToTheEnd(self.response_mqs)
+            if method == "update_weights" and kwargs:
+                kwargs = {**kwargs, "update_info": _for_all(kwargs["update_info"], self.vllm_config.parallel_config)}
+        return collective_rpc(self, method, timeout, args, kwargs, *others, **named)
 
-    MultiprocExecutor.collective_rpc = reading_all
+    MultiprocExecutor.collective_rpc = asking_all
+
+
+def _for_all(update_info: Any, parallel_config: Any) -> Any:
+    """The list that says something to each worker: nothing, which the backend refuses, to those beyond its end."""
+    if not isinstance(update_info, list):
+        return update_info
+    workers = (parallel_config.data_parallel_index + 1) * parallel_config.world_size
+    return update_info + [{}] * (workers - len(update_info))
 
 
 def _keep_weights_unpacked() -> None:

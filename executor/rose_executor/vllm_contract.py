@@ -68,7 +68,7 @@ TRACING_RELIES_ON: tuple[Reliance, ...] = (
 BACKEND_RELIES_ON: tuple[Reliance, ...] = (
     ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory.register_engine", ("name",)),
     ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory._registry", ()),
-    ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", ("method",)),
+    ("vllm.v1.executor.multiproc_executor", "MultiprocExecutor.collective_rpc", ("method", "kwargs")),
     ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
     ("vllm.config", "get_current_vllm_config_or_none", ()),
 )
