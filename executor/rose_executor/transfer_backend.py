@@ -13,8 +13,8 @@ engine that is given the folder of another one refuses it. For an engine of seve
 their layouts (`layout_discovery`), to pack for them.
 
 Invariants
-- Workers of one engine (tensor and pipeline parallel) stage and commit together: where one fails all take back what
-  they did, go on with the weights they had, and say so.
+- Workers of one engine (tensor and pipeline parallel) are initialised, stage and commit together: where one fails, or
+  was brought other weights than another, all take back what they did, go on with what they had, and say so.
 - An update that begins anew, the first one always, is taken back like any other, but where the weights in memory were
   none of the published form. Where one worker fails in such a one, the error says that the weights are mixed: the
   engine must not generate before `finish_weight_update` has succeeded.
@@ -30,62 +30,29 @@ one update needs, until it is in force, and as much again where its deltas are m
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
-from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
-from vllm.distributed import parallel_state
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from rose.errors import TransferError
 from rose.logs import logger
-from rose.waits import WaitBoard
 from rose_executor.live_model import LiveModel, own_rank
+from rose_executor.transfer_info import RoseInitInfo, RoseUpdateInfo, check, fetch
 from rose_executor.version_in_memory import VersionInMemory
+from rose_executor.worker_agreement import agree
 from rose_transfer.codec import WrongBase
-from rose_transfer.distribution import Fetched, Offer, Receiver
+from rose_transfer.distribution import Offer
 from rose_transfer.live import LiveUpdate, RolledBack
 from rose_transfer.live.live_weights import OtherForm
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.store.files import disk_trouble, hold_alone
-from rose_transfer.transport.access import client_tls, host_and_port, read_token
-from rose_transfer.transport.tcp import TcpClient
 
-T = TypeVar("T")
 log = logger("weight transfer backend")
-
-
-@dataclass
-class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where weights come from, and where they are put.
-
-    `address` (HOST:PORT) is that of a publisher or a relay, `token_file` has its token; with `ca_file` (PEM) it is
-    spoken to by TLS and trusted by that authority alone. `folder` is for this engine alone, as long as it runs.
-    """
-
-    address: str
-    token_file: str
-    folder: str
-    ca_file: str | None = None
-
-
-@dataclass
-class RoseUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The version to bring the engine to, and how long fetching it may take."""
-
-    version: int
-    timeout_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +106,24 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         Raises ConfigError if address, token or certificate cannot be used, TransferError if the folder cannot, or if
         another engine uses it.
         """
-        host_and_port(init_info.address)
-        read_token(Path(init_info.token_file))
-        if init_info.ca_file is not None:
-            client_tls(Path(init_info.ca_file))
-        folder = Path(init_info.folder).resolve() / self._place
-        if folder != self._folder:
-            with disk_trouble(f"{folder} cannot be made"):
-                folder.mkdir(parents=True, exist_ok=True)
-            lock = hold_alone(folder, "has its weights come to")
+        folder, lock = self._folder, self._lock
+        failed: Exception | None = None
+        try:
+            check(init_info)
+            folder = Path(init_info.folder).resolve() / self._place
+            if folder != self._folder:
+                with disk_trouble(f"{folder} cannot be made"):
+                    folder.mkdir(parents=True, exist_ok=True)
+                lock = hold_alone(folder, "has its weights come to")
+        except Exception as error:  # noqa: BLE001 - raised once the other workers know
+            failed = error
+        try:
+            agree(failed)
+        except BaseException:
+            if lock != self._lock:
+                os.close(lock)
+            raise
+        if lock != self._lock:
             self._free()
             self._folder, self._lock = folder, lock
         self._from = init_info
@@ -158,20 +134,28 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             raise TransferError("nothing says where weights come from", to_do="call init_weight_transfer_engine first")
         self._drop()
 
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As vLLM does it. Raises ValueError, and TransferError at the other workers, if the information is none."""
+        try:
+            self.parse_update_info(update_info)
+        except ValueError as error:
+            agree(error)
+        super().update_weights(update_info)
+
     def receive_weights(self, update_info: RoseUpdateInfo) -> None:
         """Fetch a version and stage it. The last one that is told before the update is finished counts.
 
-        Raises TransferError on every worker if at one the version is not kept upstream, was damaged, does not fit the
-        model, or the weights in memory are not those of the version in force; DeadlineExceeded, Refused, NoRoom.
+        Raises TransferError on every worker if at one the version is not kept upstream, was damaged or does not fit the
+        model, or if two were brought different ones; DeadlineExceeded, Refused, NoRoom.
         """
         self._drop()
-        failed: Exception | None = None
+        failed, goal = None, None
         try:
-            self._stage(update_info)
+            goal = self._stage(update_info).becomes.offer
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:
-            _agree(failed)
+            agree(failed, goal)
         except BaseException:
             self._drop()
             raise
@@ -193,7 +177,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:
-            _agree(failed)
+            agree(failed)
         except TransferError as error:
             if failed is None and staged.update is not None:
                 self._take_back(staged.update, error)
@@ -221,48 +205,33 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._free()
         self._from = None
 
-    def _stage(self, wanted: RoseUpdateInfo) -> None:
+    def _stage(self, wanted: RoseUpdateInfo) -> _Staged:
         self.received_bytes = 0
         try:
-            self._stage_from_held(wanted)
+            return self._stage_from_held(wanted)
         except (WrongBase, OtherForm) as error:
             if self._in_force is None:
                 raise
             log.warning("the weights were changed by others; a version begins anew", why=str(error))
             self._in_force = None
             self._drop()
-            self._stage_from_held(wanted)
+            return self._stage_from_held(wanted)
 
-    def _stage_from_held(self, wanted: RoseUpdateInfo) -> None:
-        fetched = _in_a_thread(self._fetch(wanted))
+    def _stage_from_held(self, wanted: RoseUpdateInfo) -> _Staged:
+        assert self._from is not None
+        fetched = fetch(self._from, wanted, self.held, self._incoming, self._needs)
         self.received_bytes += fetched.bytes_received
         if not fetched.steps:
             assert self._in_force is not None
             self._in_force.memory.compare()
             self._staged = _Staged(None, self._in_force, fetched.bytes_received)
-            return
+            return self._staged
         update = self._live.update(fetched.version, fetched.objects_folder, fetched.steps)
         goal = self._live.goal(fetched.objects_folder, fetched.steps)
         becomes = _InForce(Offer(fetched.version, fetched.fingerprint), goal)
         self._staged = _Staged(update, becomes, fetched.bytes_received)
         update.stage()
-
-    async def _fetch(self, wanted: RoseUpdateInfo) -> Fetched:
-        assert self._from is not None
-        waits = WaitBoard()
-        trusted = None if self._from.ca_file is None else client_tls(Path(self._from.ca_file))
-        token = read_token(Path(self._from.token_file))
-        client = TcpClient(*host_and_port(self._from.address), token=token, waits=waits, tls=trusted)
-        try:
-            receiver = Receiver(client, self._incoming, waits=waits, wanted=self._needs)
-            held = self.held
-            number, bits = (None, None) if held is None else (held.version, held.fingerprint)
-            try:
-                return await receiver.fetch(number, bits, wanted.version, deadline_s=wanted.timeout_s)
-            finally:
-                receiver.close()
-        finally:
-            await client.close()
+        return self._staged
 
     def _needs(self, packed: Packing) -> tuple[BucketId, ...]:
         try:
@@ -284,26 +253,3 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         staged, self._staged = self._staged, None
         if staged is not None and staged.update is not None:
             staged.update.close()
-
-
-def _agree(failed: Exception | None) -> None:
-    """Raise `failed`, or that another worker of this engine has failed. Every worker must call it.
-
-    It waits for the slowest one, at most as long as vLLM's process groups allow: a worker that died ends the engine.
-    """
-    words = "" if failed is None else str(failed) or type(failed).__name__
-    for group in (parallel_state.get_tp_group(), parallel_state.get_pp_group()):
-        if group.world_size > 1:
-            told: list[str] = [""] * group.world_size
-            dist.all_gather_object(told, words, group=group.cpu_group)
-            words = next(filter(None, told), "")
-    if failed is not None:
-        raise failed
-    if words:
-        raise TransferError(f"another worker failed: {words}")
-
-
-def _in_a_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end in an event loop of its own: the one of this thread, if there is one, is vLLM's."""
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        return thread.submit(asyncio.run, work).result()

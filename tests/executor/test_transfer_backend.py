@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -90,16 +91,19 @@ async def tell(folder: Path, model: Path) -> Story:
         traced = await run(warm, folder, "trace", {"model": str(folders[0]), "trace": [1, 2]})
         layouts = [from_json(text) for text in traced]
         serve = partial(TcpServer, token=TOKEN, waits=waits)
-        async with WeightPublisher(folder / "store", waits=waits, receivers=layouts, serve=[serve]) as publisher:
+        publisher_in = partial(WeightPublisher, waits=waits, receivers=layouts, serve=[serve])
+        async with publisher_in(folder / "store") as publisher, publisher_in(folder / "other-store") as other:
             story.dense_bytes = (await publisher.publish(1, weights[1])).dense_bytes
             await publisher.publish(2, weights[2])
+            await other.publish(1, moved(first, 3, 0.5))
             for workers in (1, 2):
                 task = {
                     "model": str(folders[0]),
                     "workers": workers,
                     "prefixes": PREFIXES,
                     "top_logprobs": TOP_LOGPROBS,
-                    "deeds": deeds(folder, f"{workers}", publisher.servers[0].port),
+                    "deeds": deeds(folder, f"{workers}", publisher.servers[0].port)
+                    + (deeds_of_two(folder, publisher.servers[0].port, other.servers[0].port) if workers == 2 else []),
                 }
                 taken = folder / f"{workers}-taken" / "replica-0-stage-0-rank-0"
                 taken.mkdir(parents=True)
@@ -165,6 +169,21 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
     ]
 
 
+def deeds_of_two(folder: Path, port: int, other_port: int) -> list[tuple[str, dict[str, Any]]]:
+    """Where the two workers of an engine are told, or brought, different things."""
+    info = {"address": f"127.0.0.1:{port}", "token_file": str(folder / "token"), "folder": str(folder / "2")}
+    return [
+        ("update each", {"infos": [{"version": 1}, {"version": 2}]}),
+        ("update each", {"infos": [{"version": 2}, {"version": 1}]}),
+        ("update each", {"infos": [{"version": 1}, {"color": "red"}]}),
+        ("update each", {"infos": [{"version": 1}]}),
+        ("turn away", {"address": f"127.0.0.1:{other_port}"}),
+        ("update", {"version": 1}),
+        ("init", info),
+        ("update", {"version": 1}),
+    ]
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
     return asyncio.run(tell(tmp_path_factory.mktemp("backend"), tiny_model))
@@ -173,7 +192,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
 NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, STUMBLED_ANEW, TO_1, TO_2, GIVEN_UP, BACK_TO_1 = range(10)
 WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED, FOLDER_TAKEN, TO_2_AT_LAST = 11, 13, 15, 16, 17, 18, 19
 TAMPERED, MENDED_TO_2, TAMPERED_AGAIN, MENDED_TO_1, RELOADED, AGAIN_TO_1, RELOADED_AGAIN, AGAIN_TO_2 = range(20, 28)
-NOTHING_TO_DO = 28
+NOTHING_TO_DO, OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(28, 33)
+OTHERS_TRAINING, TO_1_TOGETHER = 34, 36
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -269,6 +289,8 @@ def test_the_folder_of_another_engine_is_refused_and_the_one_before_stays(story:
     error = story.answers[workers][FOLDER_TAKEN]["error"]
     assert "another process has its weights come to" in error
     assert f"process {os.getpid()}" in error
+    told = story.answers[workers]
+    assert [one["folder"] for one in told[FOLDER_TAKEN]["workers"]] == [one["folder"] for one in told[_INIT]["workers"]]
     assert story.held(workers, TO_2_AT_LAST) == {2}
     assert story.difference(workers, TO_2_AT_LAST, 2) < PARITY_MAX
 
@@ -299,3 +321,26 @@ def test_an_update_to_the_version_in_force_receives_nothing(story: Story, worker
     assert story.answers[workers][NOTHING_TO_DO]["error"] == ""
     assert set(story.received_bytes(workers, NOTHING_TO_DO)) == {0}
     assert story.difference(workers, NOTHING_TO_DO, 2) < PARITY_MAX
+
+
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (OTHERS_VERSION, r"were brought different weights: version 1 \([0-9a-f]{16}…\) and version 2 \("),
+        (NOTHING_OR_SOMETHING, r"were brought different weights: version 1 \([0-9a-f]{16}…\) and version 2 \("),
+        (NO_INFORMATION, "color"),
+        (TOO_FEW, "'version'"),
+        (OTHERS_TRAINING, r"were brought different weights: version 1 \([0-9a-f]{16}…\) and version 1 \("),
+    ],
+)
+def test_workers_that_are_brought_different_weights_refuse_them_all(story: Story, at: int, message: str) -> None:
+    assert re.search(message, story.answers[2][at]["error"])
+    assert story.held(2, at) == {2}
+    assert story.answers[2][at]["version"] == "2"
+    assert story.difference(2, at, 2) < PARITY_MAX
+
+
+def test_after_workers_disagreed_the_next_update_works(story: Story) -> None:
+    assert story.answers[2][TO_1_TOGETHER]["error"] == ""
+    assert story.held(2, TO_1_TOGETHER) == {1}
+    assert story.difference(2, TO_1_TOGETHER, 1) < PARITY_MAX

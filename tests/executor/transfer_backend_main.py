@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -38,7 +39,8 @@ def say(engine: LLM, prefixes: list[list[int]], top_logprobs: int) -> list[dict[
 def facts(worker: Any) -> dict[str, Any]:
     """Of one worker, asked in its own process."""
     ours = worker.weight_transfer_engine
-    return {"held": None if ours.held is None else ours.held.version, "received_bytes": ours.received_bytes}
+    held = None if ours.held is None else ours.held.version
+    return {"held": held, "received_bytes": ours.received_bytes, "folder": str(ours._folder)}
 
 
 def forget(worker: Any) -> None:
@@ -54,6 +56,13 @@ def tamper(worker: Any, by: float) -> None:
     if is_last(worker):
         with torch.no_grad():
             dict(worker.model_runner.model.named_parameters())["model.norm.weight"].add_(by)
+
+
+def turn_away(worker: Any, address: str) -> None:
+    """The last worker fetches from another server than the others."""
+    if is_last(worker):
+        ours = worker.weight_transfer_engine
+        ours._from = replace(ours._from, address=address)
 
 
 def stumble(worker: Any) -> None:
@@ -73,6 +82,14 @@ def update(engine: LLM, info: dict[str, Any]) -> None:
     engine.start_weight_update()
     engine.update_weights({"update_info": info})
     engine.finish_weight_update(weight_version=str(info["version"]))
+    engine.reset_prefix_cache()
+
+
+def update_each(engine: LLM, infos: list[dict[str, Any]]) -> None:
+    """Each worker is told something else."""
+    engine.start_weight_update()
+    engine.update_weights({"update_info": infos})
+    engine.finish_weight_update(weight_version=str(infos[0]["version"]))
     engine.reset_prefix_cache()
 
 
@@ -120,6 +137,10 @@ def live(task: dict[str, Any], answers: Path) -> None:
             elif deed == "tamper":
                 engine.collective_rpc(tamper, kwargs=info)
                 engine.reset_prefix_cache()
+            elif deed == "turn away":
+                engine.collective_rpc(turn_away, kwargs=info)
+            elif deed == "update each":
+                update_each(engine, info["infos"])
             elif deed == "reload":
                 engine.collective_rpc("reload_weights")
                 engine.reset_prefix_cache()
