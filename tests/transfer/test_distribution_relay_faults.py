@@ -11,7 +11,7 @@ import pytest
 from distribution_tools import WATCH_S, free_port, line, offered, port_of, site, until
 from store_tools import PACKING, moved, same
 
-from rose_transfer.distribution import Fetched, Relay, Relayed
+from rose_transfer.distribution import Fetched, Relay, Relayed, attempts
 from rose_transfer.distribution.subscription import Subscription
 from rose_transfer.store import Objects
 from rose_transfer.transport.interface import Announcement
@@ -215,3 +215,57 @@ def test_an_upstream_that_is_away_is_told_of_at_once_and_when_it_answers(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(check())
+
+
+def test_where_there_is_no_room_a_relay_tries_ever_less_often_and_says_it_once(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(attempts, "_PAUSE_S", 0.05)
+    monkeypatch.setattr(attempts, "_PAUSE_S_MAX", 0.4)
+    pauses: dict[float, float] = {}
+
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 1)
+        async with (
+            site(memory_path) as here,
+            offered(here, store) as (_, port),
+            here.relay(port, bytes_max=store.objects.used_bytes // 2) as relay,
+        ):
+
+            def paused(times: int) -> bool:
+                pausing = [wait for wait in here.waits.snapshot() if "another attempt at version 1" in wait.what]
+                pauses.update({wait.since_s: round(wait.deadline_s - wait.since_s, 3) for wait in pausing})
+                return len(pauses) == times
+
+            await until(lambda: paused(6))
+            assert relay.store.versions() == ()
+        store.close()
+
+    asyncio.run(check())
+    assert list(pauses.values()) == [0.05, 0.1, 0.2, 0.4, 0.4, 0.4]
+    assert caplog.text.count("a version is not relayed yet") == 1
+    assert "--disk-gb" in caplog.text
+
+
+def test_another_version_ends_the_pause_before_the_next_attempt(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is longer than this test may take."""
+    monkeypatch.setattr(attempts, "_PAUSE_S", 3600.0)
+
+    async def check() -> None:
+        store, history = line(memory_path / "store", 1)
+        async with (
+            site(memory_path) as here,
+            offered(here, store) as (outlet, port),
+            here.relay(port, bytes_max=store.objects.used_bytes // 2),
+        ):
+            for version in (1, 2, 3):
+                asked = f"another attempt at version {version}"
+                await until(lambda asked=asked: any(asked in wait.what for wait in here.waits.snapshot()))
+                history[version + 1] = moved(history[version], 0.02, version + 1)
+                store.publish(version + 1, PACKING, history[version + 1], base=version)
+                outlet.announce_newest()
+        store.close()
+
+    asyncio.run(check())

@@ -14,10 +14,10 @@ Invariants
 - One lineage at a time: if the upstream does not know the bits that are here, because a trainer began from scratch or
   because they are too old, all of it is served until the new version is whole and proven here, and then dropped. The
   log says so.
-- A relay that follows itself, at once or over others, says so: it can never hear of anything new.
+- A relay that follows itself, at once or over others, says so.
 - `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
-- If the disk is full, versions before the newest go first; if that does not help, the relay stays where it is.
+- If there is no room, versions before the newest go first; if that does not help, the relay stays where it is.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from typing import ParamSpec, TypeVar
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.distribution import ancestry, lineage
+from rose_transfer.distribution.attempts import Attempts
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
@@ -49,7 +50,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _FETCH_S = 3600.0
 _STORE_S = 3600.0
-_RETRY_S = 1.0
 _LOOK_TURNS_MAX = 64
 
 
@@ -100,13 +100,11 @@ class Relay:
             raise
         self._serve = tuple(serve)
         self._id = secrets.token_hex(16)
-        self._above: tuple[str, ...] = ()
-        self._follows_itself = False
+        self._above, self._follows_itself = tuple[str, ...](), False
         self._turns_to_look = self._turns_between = 1
         self._outlet = Outlet(self.store, serve, self._relays)
         self._switching: asyncio.Task[None] | None = None
-        self._told = self._newest()
-        self._told_bytes = 0
+        self._told, self._told_bytes = self._newest(), 0
         self._began_s: float | None = None
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="rose-relay")
         self._waits = waits
@@ -114,6 +112,7 @@ class Relay:
         self._on_version = on_version
         self._watch_s = watch_s
         self._news = Subscription(client, watch_s)
+        self._attempts = Attempts(self._news, waits)
 
     async def __aenter__(self) -> Relay:
         try:
@@ -151,9 +150,9 @@ class Relay:
             except Refused:
                 raise
             except (TransferError, DeadlineExceeded) as error:
-                log.warning("a version is not relayed yet", version=offer.version, why=str(error))
-                with self._waits.waiting(f"another attempt at version {offer.version}", "the upstream", _RETRY_S):
-                    await asyncio.sleep(_RETRY_S)
+                await self._attempts.pause(offer, error)
+            else:
+                self._attempts.succeeded()
 
     def _relays(self) -> tuple[str, ...]:
         return (self._id, *self._above)
@@ -188,10 +187,9 @@ class Relay:
 
     def _held(self) -> Offer | None:
         """The newest version, None if there is none or the disk has lost it."""
-        newest = self.store.newest
-        if newest is None or chain.find_route(self.store.links(), None, newest) is None:
-            return None
-        return Offer(newest, self.store.fingerprint(newest))
+        newest = self._newest()
+        lost = newest is not None and chain.find_route(self.store.links(), None, newest.version) is None
+        return None if lost else newest
 
     def _newest(self) -> Offer | None:
         newest = self.store.newest
@@ -218,8 +216,7 @@ class Relay:
         newest = self._newest()
         if newest is None or newest == self._told:
             return
-        received_bytes = self._receiver.received_bytes
-        now_s = time.monotonic()
+        received_bytes, now_s = self._receiver.received_bytes, time.monotonic()
         relayed = Relayed(newest.version, received_bytes - self._told_bytes, now_s - (self._began_s or now_s))
         self._told, self._told_bytes, self._began_s = newest, received_bytes, None
         if self._on_version is not None:

@@ -104,7 +104,11 @@ class Objects:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise TransferError(f"cannot write an object to {self._folder}: {error}") from error
-            raise _no_room(self._folder, len(data), shutil.disk_usage(self._folder).free) from error
+            free = shutil.disk_usage(self._folder).free
+            raise NoRoom(
+                f"no room for an object in {self._folder}: {len(data)} bytes needed, {free} free on the disk",
+                to_do="free some of the disk, or keep fewer versions",
+            ) from error
         return key
 
     def adopt(self, path: Path) -> None:
@@ -183,7 +187,12 @@ class Objects:
             earlier = self._sizes.get(key)
             used = self._used - (earlier or 0)
             if self._bytes_max is not None and used + size > self._bytes_max:
-                raise _no_room(self._folder, size, max(0, self._bytes_max - used))
+                raise NoRoom(
+                    f"no room for an object in {self._folder}: {size} bytes needed, "
+                    f"{max(0, self._bytes_max - used)} free of {self._bytes_max}",
+                    expected="a limit of at least three times the model",
+                    to_do="keep fewer versions, or raise the limit: `--disk-gb` of `rose relay`, or `bytes_max`",
+                )
             self._sizes[key], self._used = size, used + size
             return earlier
 
@@ -253,10 +262,3 @@ def _holds(path: Path, data: Bytes) -> bool:
 
 def _lost(key: str) -> LostObject:
     return LostObject(f"object {key[:12]} is not there", to_do="get it again")
-
-
-def _no_room(folder: Path, needed: int, free: int) -> NoRoom:
-    return NoRoom(
-        f"no room for an object in {folder}: {needed} bytes needed, {free} free",
-        to_do="keep fewer versions, or give the store more room",
-    )
