@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from distribution_main import die_at
 from distribution_tools import PATIENT, WATCH_S, Engine, free_port, line, offered, site, until
@@ -152,6 +153,34 @@ def test_a_relay_serves_the_old_lineage_until_the_new_one_is_whole(memory_path: 
                     await engine.move(receiver, FIRST_OF_NEW + 1)
                     assert engine.has(fresh[FIRST_OF_NEW + 1])
                     assert verify(relay.store) == ()
+        store.close()
+        other.close()
+
+    asyncio.run(check())
+
+
+def test_a_lineage_for_which_there_is_no_room_costs_the_old_one_nothing(
+    memory_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        # All of the old ones take less than the new one, for zeros pack well.
+        weights = [np.zeros_like(bucket) for bucket in first_weights(1)]
+        store = Store(memory_path / "store", compress=True)
+        store.publish(1, PACKING, weights)
+        other, _ = other_line(memory_path / "other")
+        limit = other.objects.used_bytes // 2
+        upstream = free_port()
+        async with site(memory_path) as here, here.relay(upstream, bytes_max=limit) as relay:
+            async with offered(here, store, port=upstream) as (outlet, _):
+                await offers(relay, 1)
+                store.publish(2, PACKING, moved(weights, 0.001, 2), base=1)
+                outlet.announce_newest()
+                await offers(relay, 2)
+            async with offered(here, other, port=upstream):
+                await until(lambda: any("another attempt" in wait.what for wait in here.waits.snapshot()))
+                assert relay.store.versions() == (1, 2)
+                assert "another lineage is not taken in" in caplog.text
+                assert "--disk-gb" in caplog.text
         store.close()
         other.close()
 

@@ -17,7 +17,8 @@ Invariants
 - A relay that follows itself, at once or over others, says so.
 - `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
-- If there is no room, versions before the newest go first; if that does not help, the relay stays where it is.
+- If there is no room, versions before the newest go first; if that does not help, the relay stays where it is. Another
+  lineage for which there is no room costs the one that is here nothing.
 """
 
 from __future__ import annotations
@@ -243,7 +244,11 @@ class Relay:
             log.warning("what arrived is not tidied away", version=offer.version, why=str(error))
 
     async def _begin_anew(self, fetched: Fetched) -> None:
-        await self._in_thread(lineage.take_in_anew, self._folder, fetched, bytes_max=self._bytes_max)
+        try:
+            await self._in_thread(lineage.take_in_anew, self._folder, fetched, bytes_max=self._bytes_max)
+        except NoRoom as error:
+            # To retire versions that are here would make no room: the other lineage has a limit of its own.
+            raise TransferError(f"another lineage is not taken in: {error.what}", to_do=error.to_do) from error
         log.warning(
             "the upstream does not know what is here: another lineage, or too old; all of it is dropped",
             here=self.store.newest,
