@@ -166,6 +166,9 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("reload", {}),
         ("update", {"version": 2}),
         ("update", {"version": 2}),
+        ("fall", {"version": 1}),
+        ("finish", {"version": 1}),
+        ("update", {"version": 2}),
     ]
 
 
@@ -192,8 +195,9 @@ def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
 NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, STUMBLED_ANEW, TO_1, TO_2, GIVEN_UP, BACK_TO_1 = range(10)
 WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED, FOLDER_TAKEN, TO_2_AT_LAST = 11, 13, 15, 16, 17, 18, 19
 TAMPERED, MENDED_TO_2, TAMPERED_AGAIN, MENDED_TO_1, RELOADED, AGAIN_TO_1, RELOADED_AGAIN, AGAIN_TO_2 = range(20, 28)
-NOTHING_TO_DO, OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(28, 33)
-OTHERS_TRAINING, TO_1_TOGETHER = 34, 36
+NOTHING_TO_DO, FALLEN, STOOD_UP, _TO_2 = range(28, 32)
+OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(32, 36)
+OTHERS_TRAINING, TO_1_TOGETHER = 37, 39
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -274,6 +278,17 @@ def test_a_worker_that_fails_to_commit_leaves_all_at_the_old_version_until_it_su
     assert finished["error"] == ""
     assert story.difference(workers, FINISHED, 1) < PARITY_MAX
     assert (story.held(workers, FINISHED), finished["version"]) == ({1}, "1")
+
+
+@one_or_two_workers
+def test_of_a_worker_that_left_nobody_knows_what_nobody_says_that_it_holds_a_version(
+    story: Story, workers: int
+) -> None:
+    assert "this worker stumbled" in story.answers[workers][FALLEN]["error"]
+    assert [one["held"] for one in story.answers[workers][FALLEN]["workers"]] == [2] * (workers - 1) + [None]
+    assert story.answers[workers][STOOD_UP]["error"] == ""
+    assert story.held(workers, STOOD_UP) == {1}
+    assert story.difference(workers, STOOD_UP, 1) < PARITY_MAX
 
 
 @one_or_two_workers

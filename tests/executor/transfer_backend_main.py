@@ -17,6 +17,7 @@ import torch
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from rose.errors import TransferError
 from rose_executor import transfer_plugin
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
@@ -65,15 +66,15 @@ def turn_away(worker: Any, address: str) -> None:
         ours._from = replace(ours._from, address=address)
 
 
-def stumble(worker: Any) -> None:
-    """The last worker fails once to commit what is staged."""
+def stumble(worker: Any, whole: bool) -> None:
+    """The last worker fails once to commit what is staged; what it leaves is the old version, or nobody knows."""
     update = worker.weight_transfer_engine._staged.update
     if not is_last(worker):
         return
 
     def fail_once() -> NoReturn:
         del update.commit
-        raise RolledBack("this worker stumbled")
+        raise (RolledBack if whole else TransferError)("this worker stumbled")
 
     update.commit = fail_once
 
@@ -129,10 +130,10 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 engine.update_weights({"update_info": info})
                 engine.collective_rpc(forget)
                 engine.finish_weight_update()
-            elif deed == "stumble":
+            elif deed in ("stumble", "fall"):
                 engine.start_weight_update()
                 engine.update_weights({"update_info": info})
-                engine.collective_rpc(stumble)
+                engine.collective_rpc(stumble, args=(deed == "stumble",))
                 engine.finish_weight_update(weight_version=str(info["version"]))
             elif deed == "tamper":
                 engine.collective_rpc(tamper, kwargs=info)
