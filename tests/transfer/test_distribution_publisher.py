@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from rose.errors import TransferError
 from rose_transfer.distribution import WeightPublisher
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
-from rose_transfer.store import BucketId, Packing, Store
+from rose_transfer.store import BucketId, NoRoom, Packing, Store
 from rose_transfer.store.buckets import unpack
 from rose_transfer.store.survey import verify
 from rose_transfer.transport.tcp import TcpServer
@@ -138,6 +139,68 @@ def test_old_versions_are_retired_but_those_that_are_pinned(memory_path: Path) -
                 publisher.unpin(2)
                 await publisher.publish(6, weights(6))
             assert publisher.store.versions() == (5, 6)
+
+    asyncio.run(check())
+
+
+def new_weights(seed: int) -> dict[str, torch.Tensor]:
+    """So many and so random that what else is in a store takes little beside them."""
+    return {"embed": torch.randn((256, 256), generator=torch.Generator().manual_seed(seed)).bfloat16()}
+
+
+def test_where_there_is_no_room_the_oldest_versions_go_first(
+    memory_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each version has nothing of the one before, so each takes as much as the model."""
+    dense = 256 * 256 * 2
+
+    async def check() -> None:
+        async with (
+            site(memory_path) as here,
+            WeightPublisher(
+                memory_path / "store", waits=here.waits, serve=[here.serve()], bytes_max=6 * dense
+            ) as publisher,
+        ):
+            for version in range(1, 13):
+                await publisher.publish(version, new_weights(version))
+                if version == 2:
+                    await publisher.pin(2)
+                assert publisher.newest == version
+                packing, bits = publisher.store.packing(version), publisher.store.read(version)
+                assert torch.equal(unpack(packing, bits)["embed"], new_weights(version)["embed"])
+            kept = publisher.store.versions()
+            assert kept[0] == 2, "what is pinned stays"
+            assert len(kept) > 2, "no more go than need be"
+            assert verify(publisher.store) == ()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(check())
+    assert "no room: the oldest versions go" in caplog.text
+
+
+def test_where_no_version_may_go_what_to_do_is_said_and_then_done(memory_path: Path) -> None:
+    dense = 256 * 256 * 2
+
+    async def check() -> None:
+        async with (
+            site(memory_path) as here,
+            WeightPublisher(memory_path / "store", waits=here.waits, bytes_max=5 * dense) as publisher,
+        ):
+
+            async def fill() -> None:
+                for version in range(1, 9):
+                    await publisher.publish(version, new_weights(version))
+                    await publisher.pin(version)
+
+            with pytest.raises(NoRoom, match="unpin versions") as found:
+                await fill()
+            assert "bytes_max" in str(found.value)
+            kept = publisher.store.versions()
+            assert kept == tuple(range(1, len(kept) + 1)), "nothing went"
+            for version in kept:
+                publisher.unpin(version)
+            await publisher.publish(len(kept) + 1, new_weights(len(kept) + 1))
+            assert verify(publisher.store) == ()
 
     asyncio.run(check())
 

@@ -12,6 +12,7 @@ Invariants
 - What several receivers hold alike is packed once, so the bytes that leave do not grow with replicas.
 - The last `keep` versions and those that are pinned stay; others are retired after each publishing, in the background.
   Who holds a version that is retired fetches the next one whole.
+- Where there is no room for a version, the oldest ones go first, but for those that are pinned and the newest one.
 
 Memory: the bits of the version published last, one model's size in the published dtypes, and the three
 buckets that are worked on at once.
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -34,13 +36,17 @@ from rose.waits import WaitBoard
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Layout, Parameter
-from rose_transfer.store import Manifest, Packing, Store
+from rose_transfer.store import Manifest, NoRoom, Packing, Store
 from rose_transfer.store.buckets import pack, state_parameters
 from rose_transfer.store.packing import pack_regions, pack_whole
 from rose_transfer.transport.interface import ObjectServer
 
 _WRITE_S = 3600.0
 _GIVE_UP_S = 60.0
+_NO_ROOM = (
+    "unpin versions, or free some of the disk, and publish it again; "
+    "or open a publisher with a larger `bytes_max` on the folder once this one is closed: it goes on from there"
+)
 log = logger("weights")
 T = TypeVar("T")
 
@@ -156,14 +162,32 @@ class WeightPublisher:
 
     def _offer(self) -> None:
         self._outlet.announce_newest()
-        self._retiring = asyncio.create_task(self._retire())
+        collect = partial(self.store.collect, self._keep, tuple(self._pinned))
+        self._retiring = asyncio.create_task(self._retire(collect))
 
     async def _write_and_offer(
         self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event
     ) -> Manifest:
-        manifest = await asyncio.to_thread(self._write, version, state_dict, given_up)
-        self._offer()
-        return manifest
+        while True:
+            try:
+                manifest = await asyncio.to_thread(self._write, version, state_dict, given_up)
+            except NoRoom as error:
+                if given_up.is_set() or not await self._make_room(error):
+                    raise NoRoom(error.what, expected=error.expected, to_do=_NO_ROOM) from error
+            else:
+                self._offer()
+                return manifest
+
+    async def _make_room(self, why: NoRoom) -> bool:
+        """Retire the older half of what may go. Whether anything went."""
+        may_go = [version for version in self.store.versions()[:-1] if version not in self._pinned]
+        leaving = may_go[: (len(may_go) + 1) // 2]
+        if not leaving:
+            return False
+        log.warning("no room: the oldest versions go", versions=leaving, why=str(why))
+        self._retiring = asyncio.create_task(self._retire(partial(self.store.retire, *leaving)))
+        await self._retired()
+        return not set(leaving) & set(self.store.versions())
 
     def _write(self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event) -> Manifest:
         """In a thread."""
@@ -198,9 +222,9 @@ class WeightPublisher:
         named = {f"shard-{number:0{width}}": found.regions for number, found in enumerate(classes)}
         return pack_regions(parameters, named)
 
-    async def _retire(self) -> None:
+    async def _retire(self, retire: Callable[[], object]) -> None:
         try:
-            await asyncio.to_thread(self.store.collect, self._keep, tuple(self._pinned))
+            await asyncio.to_thread(retire)
         except TransferError as error:
             log.warning("old versions stay", why=str(error))
 
