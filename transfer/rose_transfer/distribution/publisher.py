@@ -57,7 +57,8 @@ class WeightPublisher:
     `receivers` are the layouts of all ranks that will fetch (see `layout`): only what they hold is published, in
     their dtypes. Without any, `parameters` says which names, shapes and dtypes are published (see
     `layout.checkpoint`), None for those of the state dict as they are. `serve` makes the servers; `compress` writes
-    deltas in zstd, for slow links; objects together take at most `bytes_max` bytes of disk, None for no limit.
+    deltas in zstd, for slow links; objects together take at most `bytes_max` bytes of disk, at least three times the
+    model, None for no limit.
 
     Raises TransferError if another process publishes in the folder.
     """
