@@ -125,7 +125,8 @@ class Rollout:
         try:
             self._extend(draft, self._open(episode)[1])
         except _ContextFull as full:
-            raise EnvironmentFailed(f"environment {episode_id}: {full}") from full
+            to_do = "raise engine.max_model_len, or let the environment say less"
+            raise EnvironmentFailed(f"environment {episode_id}: {full}", to_do=to_do) from full
         finally:
             await episode.close()
         return tuple(draft.context)

@@ -22,7 +22,7 @@ from rose.config import Job
 from rose.env.chat import ChatRenderer
 from rose.env.contract import load_environment
 from rose.env.host import EnvironmentHost, HostSettings
-from rose.errors import EnvironmentFailed, RoseError
+from rose.errors import RoseError
 from rose.logs import logger
 from rose.machine import look
 from rose.trainer.books import Books
@@ -31,6 +31,7 @@ from rose.trainer.loop import Parts, TrainingLoop
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.parity import ParityCheck, probe_prefixes
 from rose.trainer.policy import Policy, load_policy, load_tokenizer
+from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.publisher import Publisher
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout
@@ -49,7 +50,6 @@ from rose_executor.warm_process import WarmProcess
 log = logger("session")
 
 ENGINE_ID = "engine-0"
-PROBE_TASKS = 8
 START = "start of engine and policy"
 
 
@@ -172,7 +172,7 @@ class Session:
             )
 
         parity = ParityCheck(
-            probe_prefixes(await self._probe_prompts(rollout)),
+            probe_prefixes(await probe_prompts(rollout, self.job.evaluation.first_seed)),
             self.job.weights.parity_tolerance,
             supervisor,
             publisher,
@@ -218,18 +218,6 @@ class Session:
             turns_max=self.job.environment.turns_max,
             concurrency=self.job.engine.max_num_seqs,
         )
-
-    async def _probe_prompts(self, rollout: Rollout) -> list[tuple[int, ...]]:
-        """First prompts of a few held-out tasks, without those whose environment fails; raises if all of them do."""
-        prompts = []
-        for index in range(PROBE_TASKS):
-            try:
-                prompts.append(await rollout.first_prompt(self.job.evaluation.first_seed + index, f"probe-{index}"))
-            except EnvironmentFailed as error:
-                log.warning("a task cannot be probed", why=str(error))
-                if index == PROBE_TASKS - 1 and not prompts:
-                    raise
-        return prompts
 
 
 def _load_policy(job: Job) -> tuple[Policy, ChatRenderer]:
