@@ -140,7 +140,9 @@ class Session:
                 group.create_task(supervisor.run(publisher), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
-                await self._train(launcher, supervisor, publisher, policy, renderer)
+                async with self._host() as host:
+                    rollout = self._rollout(supervisor, host, renderer)
+                    await self._train(launcher, supervisor, publisher, policy, rollout)
                 publisher.stop()
                 await supervisor.stop()
         except BaseExceptionGroup as errors:
@@ -154,9 +156,8 @@ class Session:
         supervisor: EngineSupervisor,
         publisher: Publisher,
         policy: Policy,
-        renderer: ChatRenderer,
+        rollout: Rollout,
     ) -> None:
-        rollout = self._rollout(supervisor, self._host(), renderer)
         optimizer = OptimizerSettings(self.job.train.learning_rate, warm_up_updates=self.job.train.warmup_steps)
 
         async def score_fresh(version: Path, prefixes: list[list[int]]) -> ProbeScores:
@@ -197,10 +198,15 @@ class Session:
         finally:
             await parity.cancel()
 
-    def _host(self) -> EnvironmentHost:
+    @contextlib.asynccontextmanager
+    async def _host(self) -> AsyncIterator[EnvironmentHost]:
         environment = self.job.environment
         settings = HostSettings(environment.reset_timeout_s, environment.step_timeout_s)
-        return EnvironmentHost(load_environment(environment.kind, environment.params), self._waits, settings)
+        host = EnvironmentHost(load_environment(environment.kind, environment.params), self._waits, settings)
+        try:
+            yield host
+        finally:
+            await host.close()
 
     def _rollout(self, supervisor: EngineSupervisor, host: EnvironmentHost, renderer: ChatRenderer) -> Rollout:
         sampling = SamplingSettings(

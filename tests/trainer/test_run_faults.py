@@ -186,7 +186,7 @@ path = "{model}"
 kv_cache_gib = {kv_cache_gib}
 port = {port}
 [environment]
-kind = "frozen_lake"
+kind = "{kind}"
 [rollout]
 groups = {groups}
 max_new_tokens = {max_new_tokens}
@@ -206,6 +206,7 @@ DEFAULTS = {
     "kv_cache_gib": 0.0625,
     "metrics_port": 0,
     "port": 0,
+    "kind": "frozen_lake",
 }
 MODEL = Path(rose.demo.warmstart.__file__).parent / "model"
 # With a model that babbles, long enough to be interrupted in the middle on any machine.
@@ -269,6 +270,7 @@ class Machine:
                     **os.environ,
                     "ROSE_RUNTIME_DIR": str(self.runtime),
                     "TMPDIR": str(self.temporary),
+                    "PYTHONPATH": str(self.folder),
                     "PYTHONUNBUFFERED": "1",
                 },
             )
@@ -333,6 +335,51 @@ def test_a_run_that_is_stopped_leaves_nothing(
     assert (report.ledger.gap, report.ledger.violations) == (0, ())
     assert "Traceback" not in run.said()
     assert machine.litter() == []
+
+
+DEAF = """
+import asyncio
+
+class Deaf:
+    system_prompt = ""
+
+    async def reset(self, seed, episode_id):
+        return "go"
+
+    async def close(self): ...
+"""
+SPINS = """
+    async def step(self, action):
+        print("does not answer", flush=True)
+        while True:
+            pass
+"""
+IGNORES = """
+    async def step(self, action):
+        print("does not answer", flush=True)
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except BaseException:
+                pass
+"""
+
+
+@pytest.mark.parametrize("step", [SPINS, IGNORES])
+@pytest.mark.engine
+@pytest.mark.timeout(240)
+def test_an_environment_that_never_lets_go_does_not_make_a_run_deaf(machine: Machine, step: str) -> None:
+    (machine.folder / "deaf.py").write_text(DEAF + step)
+    run = machine.start(kind="deaf:Deaf")
+    run.until("does not answer")
+    run.signal(signal.SIGTERM)
+    assert run.status() == 130, run.said()
+    machine.is_clean()
+    report = run.report()
+    assert (report.outcome, report.cause) == ("stopped", "interrupted")
+    assert (report.ledger.gap, report.ledger.violations) == (0, ())
+    assert report.ledger.generated > 0
+    assert "Traceback" not in run.said()
 
 
 @pytest.mark.engine
