@@ -21,6 +21,8 @@ from aiohttp import ClientSession
 from rose.config import Job
 from rose.env.chat import ChatRenderer
 from rose.env.contract import load_environment
+from rose.env.delayed import delayed
+from rose.env.episodes import Episodes
 from rose.env.host import EnvironmentHost, HostSettings
 from rose.errors import RoseError
 from rose.logs import logger
@@ -141,7 +143,8 @@ class Session:
                 with self.recorder.during(START):
                     await supervisor.ready()
                 async with self._host() as host:
-                    rollout = self._rollout(supervisor, host, renderer)
+                    episodes = delayed(host, self.job.environment, self.job.run.seed, self._waits)
+                    rollout = self._rollout(supervisor, episodes, renderer)
                     await self._train(launcher, supervisor, publisher, policy, rollout)
                 publisher.stop()
                 await supervisor.stop()
@@ -208,7 +211,7 @@ class Session:
         finally:
             await host.close()
 
-    def _rollout(self, supervisor: EngineSupervisor, host: EnvironmentHost, renderer: ChatRenderer) -> Rollout:
+    def _rollout(self, supervisor: EngineSupervisor, episodes: Episodes, renderer: ChatRenderer) -> Rollout:
         sampling = SamplingSettings(
             temperature=self.job.rollout.temperature,
             max_new_tokens=self.job.rollout.max_new_tokens,
@@ -217,7 +220,7 @@ class Session:
         )
         return Rollout(
             TurnSampler(supervisor, self._books, sampling),
-            host,
+            episodes,
             renderer,
             self._books,
             context_tokens_max=self.job.engine.max_model_len,
