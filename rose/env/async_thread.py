@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from rose.env.call import Answer, Pending, awaited, tell
+from rose.env.daemon_threads import DaemonThreads
 
 
 class AsyncThread:
@@ -26,7 +26,7 @@ class AsyncThread:
     def __init__(self) -> None:
         self._waiter = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
-        self._loop.set_default_executor(_DaemonThreads())
+        self._loop.set_default_executor(DaemonThreads("work of an async environment"))
         self._tasks: dict[Pending, asyncio.Task[Answer]] = {}
         self._given_up = 0
         self._cancelled = 0
@@ -84,21 +84,3 @@ class AsyncThread:
             # SystemExit of a task that an environment left running, or its own stop, ends no other environment.
             with contextlib.suppress(BaseException):
                 self._loop.run_forever()
-
-
-class _DaemonThreads(ThreadPoolExecutor):
-    """A daemon thread for every piece of work: the interpreter's exit waits for those of a pool."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001 -- it is the answer, as in any executor
-                future.set_exception(error)
-
-        threading.Thread(target=work, name="work of an async environment", daemon=True).start()
-        return future

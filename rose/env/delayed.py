@@ -46,7 +46,7 @@ class DelayedEpisodes:
 
     async def wait(self, latency: Latency, episode_id: str) -> None:
         """Let the latency pass."""
-        with self._board.waiting("latency of its tool", f"environment {episode_id}", latency.seconds):
+        with self._board.waiting("tool answer", f"environment {episode_id}", latency.seconds):
             await self._sleep(latency.seconds)
 
 

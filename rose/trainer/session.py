@@ -21,6 +21,7 @@ from aiohttp import ClientSession
 from rose.config import Job
 from rose.env.chat import ChatRenderer
 from rose.env.contract import load_environment
+from rose.env.daemon_threads import DaemonThreads
 from rose.env.delayed import delayed
 from rose.env.episodes import Episodes
 from rose.env.host import EnvironmentHost, HostSettings
@@ -52,6 +53,7 @@ from rose_executor.warm_process import WarmProcess
 log = logger("session")
 
 ENGINE_ID = "engine-0"
+LOAD_END_S = 60.0
 START = "start of engine and policy"
 
 
@@ -91,10 +93,10 @@ class Session:
             stack.callback(self._books.close)
             opening = self._open_launcher(self._waits, self._engine_log, self.job.engine.start_timeout_s)
             with self.recorder.during(START):
-                loading = asyncio.create_task(asyncio.to_thread(_load_policy, self.job))
-                launcher = await stack.enter_async_context(opening)
-                self.recorder.part("warm process", "ready")
-                policy, renderer = await loading
+                async with _loading(self.job, self._waits) as loading:
+                    launcher = await stack.enter_async_context(opening)
+                    self.recorder.part("warm process", "ready")
+                    policy, renderer = await loading
             http = await stack.enter_async_context(open_session())
             supervisor = self._supervisor(launcher, http)
             stack.push_async_callback(supervisor.stop)
@@ -227,6 +229,23 @@ class Session:
             turns_max=self.job.environment.turns_max,
             concurrency=self.job.engine.max_num_seqs,
         )
+
+
+@contextlib.asynccontextmanager
+async def _loading(job: Job, waits: WaitBoard) -> AsyncIterator[asyncio.Future[tuple[Policy, ChatRenderer]]]:
+    """Load the policy on a thread. A failure waits for its end; a run that is stopped has nothing to lose and does not.
+
+    The thread cannot be ended, and the interpreter's exit would be unsafe while it goes on.
+    """
+    loading = asyncio.get_running_loop().run_in_executor(DaemonThreads("load policy"), _load_policy, job)
+    try:
+        yield loading
+    except Exception:
+        with waits.waiting("end of its loading", "policy", LOAD_END_S):
+            await asyncio.wait([loading], timeout=LOAD_END_S)
+        raise
+    finally:
+        loading.cancel()
 
 
 def _load_policy(job: Job) -> tuple[Policy, ChatRenderer]:

@@ -55,7 +55,7 @@ class Bench:
     async def begin_waiting(self) -> Wait:
         """The wait for a latency, once it is on the board."""
         async with asyncio.timeout(10):
-            while not (found := [wait for wait in self.board.snapshot() if wait.what == "latency of its tool"]):
+            while not (found := [wait for wait in self.board.snapshot() if wait.what == "tool answer"]):
                 await asyncio.sleep(0)
         return found[0]
 

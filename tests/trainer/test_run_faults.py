@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,14 +256,14 @@ class Machine:
         self.temporary.mkdir()
         self._count = 0
 
-    def start(self, **changes: Any) -> Running:
+    def start(self, program: Sequence[str] = (str(Path(sys.executable).with_name("rose")),), **changes: Any) -> Running:
         self._count += 1
         job = self.folder / f"job{self._count}.toml"
         job.write_text(QUICK.format(**{"model": self._model, **DEFAULTS, **changes}))
         words, out = self.folder / f"words{self._count}", self.folder / f"out{self._count}"
         with words.open("wb") as file:
             process = subprocess.Popen(
-                [str(Path(sys.executable).with_name("rose")), "run", str(job), "--plain", "--out", str(out)],
+                [*program, "run", str(job), "--plain", "--out", str(out)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={
@@ -334,6 +334,34 @@ def test_a_run_that_is_stopped_leaves_nothing(
     assert (report.outcome, report.cause) == ("stopped", "interrupted")
     assert (report.ledger.gap, report.ledger.violations) == (0, ())
     assert "Traceback" not in run.said()
+    assert machine.litter() == []
+
+
+SLOW = """
+import sys, threading, time
+from rose.cli.main import main
+from rose.trainer import session
+
+def load(job):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    print("loading", flush=True)
+    time.sleep(3600)
+
+session._load_policy = load
+main()
+"""
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_policy_nor_for_foreign_threads(machine: Machine) -> None:
+    (machine.folder / "slow.py").write_text(SLOW)
+    run = machine.start((sys.executable, str(machine.folder / "slow.py")))
+    run.until("loading")
+    run.signal(signal.SIGINT)
+    assert run.status() == 130, run.said()
+    machine.is_clean()
+    assert (run.report().outcome, run.report().cause) == ("stopped", "interrupted")
+    assert "Traceback" not in run.said()
+    assert "report.html" in run.said()
     assert machine.litter() == []
 
 
