@@ -84,3 +84,4 @@ class AsyncThread:
             # SystemExit of a task that an environment left running, or its own stop, ends no other environment.
             with contextlib.suppress(BaseException):
                 self._loop.run_forever()
+        self._loop.close()

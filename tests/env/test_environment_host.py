@@ -215,6 +215,23 @@ def test_async_calls_share_an_event_loop_that_is_not_the_hosts(board: WaitBoard)
     asyncio.run(run())
 
 
+def test_an_async_environment_may_start_processes(board: WaitBoard) -> None:
+    async def step() -> StepResult:
+        child = await asyncio.create_subprocess_exec("echo", "seen", stdout=subprocess.PIPE)
+        said, _ = await child.communicate()
+        return StepResult(said.decode().strip(), 0.0, child.returncode == 0, False)
+
+    async def run() -> StepResult:
+        host = EnvironmentHost(lambda: Async(step), board)
+        episode = await host.open(1, "a")
+        result = await episode.step("x")
+        await episode.close()
+        await host.close()
+        return result
+
+    assert asyncio.run(run()) == StepResult("seen", 0.0, True, False)
+
+
 def test_an_async_call_that_never_awaits_is_named_and_holds_up_neither_deadlines_nor_the_end(board: WaitBoard) -> None:
     release = threading.Event()
     steps = iter((lambda: asyncio.sleep(60), lambda: release.wait(60)))
