@@ -313,6 +313,7 @@ def test_what_async_environments_left_running_is_ended_with_the_host(board: Wait
 
     asyncio.run(run())
     assert ended == ["tidied up", "tidied up"]
+    assert [type(task.exception()) for task in left if not task.cancelled()] == [SystemExit, SystemExit]
 
 
 def test_a_cancelled_step_leaves_no_wait_and_the_loop_free(board: WaitBoard) -> None:
