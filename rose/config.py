@@ -112,6 +112,12 @@ class EnvironmentConfig(_Section):
         le=10_000,
         description="Turns after which an episode is cut off, if it has not ended by itself.",
     )
+    latency: Literal["none", "fast", "tool", "swe"] = Field(
+        default="none",
+        description="Latency added to every reset and step, as if the environment called tools: "
+        "medians of 0.05 s (fast), 0.4 s (tool) and 1 s (swe) a step, with long tails.",
+    )
+    latency_scale: float = Field(default=1.0, gt=0, le=1000, description="Factor on every added latency.")
 
 
 class RolloutConfig(_Section):

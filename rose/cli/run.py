@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 from rich.table import Table
@@ -15,6 +19,7 @@ from rose.config import Job, load_job
 from rose.errors import ClusterError, ConfigError
 from rose.machine import look
 from rose.preflight import Check, preflight
+from rose.processes import INTERRUPTED_STATUS
 from rose.runs import runtime_root
 
 
@@ -47,12 +52,26 @@ def _run(job: Job, *, plain: bool) -> None:
     from rose.cli.run_view import view_of
     from rose.trainer.run import run_job
 
-    with LiveView(plain=plain) as view:
-        run_job(
-            job,
-            changed=lambda recorder: view.update(view_of(recorder)),
-            ended=view.finish,
-        )
+    try:
+        with LiveView(plain=plain) as view:
+            run_job(
+                job,
+                changed=lambda recorder: view.update(view_of(recorder)),
+                ended=view.finish,
+            )
+    except KeyboardInterrupt:
+        _leave_at_once()
+
+
+def _leave_at_once() -> NoReturn:
+    """All of the run is closed; what is left are threads that nobody can end (the policy's loading, an environment's),
+    and the interpreter would wait for them, or tear itself down beneath them.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(INTERRUPTED_STATUS)
 
 
 def demo_command(*, out: Path | None, dry_run: bool, plain: bool) -> None:

@@ -5,8 +5,8 @@ Invariants
 - The constructor only checks its parameters (a wrong one raises ValueError or TypeError); `reset` does the work.
 - `(seed, episode_id)` decides everything random: the same pair replays the same episode. The seed is the
   task, shared by all attempts of a group; `episode_id` tells the attempts apart.
-- Methods are either plain or async. Plain ones may block: the host runs them away from the event loop, all
-  calls of one episode on one thread.
+- Methods are either plain or async. Plain ones may block: all calls of one episode run on one thread of its own. Async
+  ones share one event loop among all episodes, and must not block it.
 """
 
 from __future__ import annotations

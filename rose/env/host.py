@@ -3,8 +3,8 @@
 Invariants
 - Every call has a deadline and a name on the wait board, and ends in a checked result or in EnvironmentFailed.
 - Plain methods run on a daemon thread of the episode, from construction to close: they may block and keep what
-  belongs to one thread (an SQLite connection), and a hung one holds up neither the event loop nor the process's
-  exit. Async methods run on the event loop, a task per call.
+  belongs to one thread (an SQLite connection). Async methods of all episodes run on one event loop on a daemon
+  thread of its own, a task per call. Whatever either does, the host's own event loop and the process's exit go on.
 - A call that overran its deadline is *stuck* until it ends by itself. Nobody waits for it, and while
   `max_stuck_calls` of them are left no new episode is opened.
 - An environment is closed once, whatever happened to its episode; a failed close is counted and fails nobody.
@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 from rose.env.answer import checked_step, checked_text
+from rose.env.async_thread import AsyncThread
+from rose.env.call import Pending
 from rose.env.contract import Environment, EnvironmentFactory, StepResult
-from rose.env.episode_thread import EpisodeThread, Pending, awaited
+from rose.env.episode_thread import EpisodeThread
 from rose.errors import EnvironmentFailed
 from rose.waits import WaitBoard
 
@@ -61,6 +63,7 @@ class EnvironmentHost:
         self.counts = HostCounts()
         self._board = board
         self._stuck: dict[Pending, str] = {}
+        self._async_thread: AsyncThread | None = None
 
     @property
     def stuck(self) -> tuple[str, ...]:
@@ -74,7 +77,8 @@ class EnvironmentHost:
         """
         if len(self._stuck) >= self.settings.max_stuck_calls:
             raise EnvironmentFailed(
-                f"no new episode while {len(self._stuck)} earlier calls are stuck, the oldest: {self.stuck[0]}",
+                f"no new episode while {len(self._stuck)} earlier calls are stuck, the oldest: {self.stuck[0]}"
+                + self._held_up(),
                 expected=f"calls that end within {self.settings.step_timeout_s:g} s",
                 to_do="find out why the environment hangs, or raise its deadline",
             )
@@ -86,6 +90,23 @@ class EnvironmentHost:
             await episode.close()
             raise
         return episode
+
+    async def close(self) -> None:
+        """Cancel what async environments left running; what ignores that is left behind after `close_timeout_s`.
+
+        Call it once, when all episodes are closed.
+        """
+        if self._async_thread is None:
+            return
+        timeout_s = self.settings.close_timeout_s
+        with self._board.waiting("end of their tasks", "async environments", timeout_s):
+            await asyncio.wait([self._async_thread.end()], timeout=timeout_s)
+
+    def start_async(self, call: Callable[[], Awaitable[Any]], name: str) -> Pending:
+        """Begin a call of an async environment."""
+        if self._async_thread is None:
+            self._async_thread = AsyncThread()
+        return self._async_thread.submit(call, name)
 
     async def answer(self, pending: Pending, what: str, whom: str, timeout_s: float) -> Any:
         """Wait for one call of an environment, by name; what it returned, unchecked.
@@ -100,8 +121,6 @@ class EnvironmentHost:
                 self._give_up_on(pending, f"{what} of {whom}")
         if not pending.done():
             raise EnvironmentFailed(f"{whom}: no {what} after {timeout_s:g} s")
-        if pending.cancelled():
-            raise EnvironmentFailed(f"{whom}: its {what} was cancelled from within")
         value, error = pending.result()
         if error is not None:
             raise EnvironmentFailed(f"{whom}: its {what} raised {type(error).__name__}: {error}") from error
@@ -111,8 +130,12 @@ class EnvironmentHost:
         self.counts.abandoned_calls += 1
         self._stuck[pending] = name
         pending.add_done_callback(self._stuck.pop)
-        if isinstance(pending, asyncio.Task):
-            pending.cancel()
+        if self._async_thread is not None:
+            self._async_thread.give_up(pending)
+
+    def _held_up(self) -> str:
+        holder = "" if self._async_thread is None else self._async_thread.held_up_by
+        return f"; {holder} does not await, and holds up all other async calls" if holder else ""
 
 
 class Episode:
@@ -156,7 +179,7 @@ class Episode:
         hung = self._last is not None and not self._last.done()
         environment = self._environment
         if environment is not None and inspect.iscoroutinefunction(environment.close):
-            pending, hung = self._start(environment.close), False
+            pending, hung = self._start("close", environment.close), False
         else:
             pending = self._thread.submit(self._close)
         self._thread.end()
@@ -168,7 +191,7 @@ class Episode:
             self._host.counts.close_failures += 1
 
     async def _call(self, what: str, timeout_s: float, method: Callable[[], Any], check: Callable[[Any, str], T]) -> T:
-        self._last = self._start(method)
+        self._last = self._start(what, method)
         try:
             value = await self._host.answer(self._last, what, self._whom, timeout_s)
             return check(value, f"{self._whom}: its {what}")
@@ -177,9 +200,9 @@ class Episode:
             self._host.counts.failed += 1
             raise
 
-    def _start(self, method: Callable[[], Any]) -> Pending:
+    def _start(self, what: str, method: Callable[[], Any]) -> Pending:
         if inspect.iscoroutinefunction(method):
-            return asyncio.get_running_loop().create_task(awaited(method))
+            return self._host.start_async(method, f"{what} of {self._whom}")
         return self._thread.submit(method)
 
     def _construct(self) -> Any:

@@ -128,7 +128,8 @@ def step_charts(report: RunReport) -> list[Chart]:
             report.steps,
             "mismatch",
             "Trainer against engine",
-            "Largest difference of a log-prob on the sampled tokens.",
+            "Largest difference of a log-prob on the sampled tokens. They differ because the trainer computes with its "
+            "float32 weights and the engine with the same weights rounded to bf16; rare tokens feel it most.",
             "nats",
             lambda step: step.logprob_mismatch_max,
         ),

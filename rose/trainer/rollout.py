@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rose.env.chat import ChatRenderer, Conversation, Delta, Message
-from rose.env.host import EnvironmentHost, Episode
+from rose.env.episodes import Episodes, OpenEpisode
 from rose.errors import EngineError, EnvironmentFailed
 from rose.ledger import Account
 from rose.logs import bound, logger
@@ -88,7 +88,7 @@ class Rollout:
     def __init__(
         self,
         sampler: TurnSampler,
-        host: EnvironmentHost,
+        episodes: Episodes,
         renderer: ChatRenderer,
         books: Books,
         *,
@@ -97,7 +97,7 @@ class Rollout:
         concurrency: int,
     ) -> None:
         self._sampler = sampler
-        self._host = host
+        self._episodes = episodes
         self._renderer = renderer
         self._books = books
         self._context_tokens_max = context_tokens_max
@@ -120,12 +120,13 @@ class Rollout:
 
         Raises EnvironmentFailed if the environment fails, or says more than the context holds.
         """
-        episode = await self._host.open(seed, episode_id)
+        episode = await self._episodes.open(seed, episode_id)
         draft = _Draft()
         try:
             self._extend(draft, self._open(episode)[1])
         except _ContextFull as full:
-            raise EnvironmentFailed(f"environment {episode_id}: {full}") from full
+            to_do = "raise engine.max_model_len, or let the environment say less"
+            raise EnvironmentFailed(f"environment {episode_id}: {full}", to_do=to_do) from full
         finally:
             await episode.close()
         return tuple(draft.context)
@@ -158,7 +159,7 @@ class Rollout:
             self._books.settle(task.trajectory_id, _ACCOUNT_OF[draft.outcome])
 
     async def _play(self, task: Task, draft: _Draft) -> None:
-        episode = await self._host.open(task.seed, task.trajectory_id)
+        episode = await self._episodes.open(task.seed, task.trajectory_id)
         try:
             conversation, delta = self._open(episode)
             if task.keep_messages:
@@ -179,7 +180,7 @@ class Rollout:
         finally:
             await episode.close()
 
-    def _open(self, episode: Episode) -> tuple[Conversation, Delta]:
+    def _open(self, episode: OpenEpisode) -> tuple[Conversation, Delta]:
         self._check_length(episode.system_prompt)
         self._check_length(episode.first_observation)
         return self._renderer.open(episode.system_prompt, episode.first_observation)

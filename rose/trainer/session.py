@@ -21,8 +21,11 @@ from aiohttp import ClientSession
 from rose.config import Job
 from rose.env.chat import ChatRenderer
 from rose.env.contract import load_environment
+from rose.env.daemon_threads import DaemonThreads
+from rose.env.delayed import delayed
+from rose.env.episodes import Episodes
 from rose.env.host import EnvironmentHost, HostSettings
-from rose.errors import EnvironmentFailed, RoseError
+from rose.errors import RoseError
 from rose.logs import logger
 from rose.machine import look
 from rose.trainer.books import Books
@@ -31,6 +34,7 @@ from rose.trainer.loop import Parts, TrainingLoop
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.parity import ParityCheck, probe_prefixes
 from rose.trainer.policy import Policy, load_policy, load_tokenizer
+from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.publisher import Publisher
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout
@@ -49,7 +53,7 @@ from rose_executor.warm_process import WarmProcess
 log = logger("session")
 
 ENGINE_ID = "engine-0"
-PROBE_TASKS = 8
+LOAD_END_S = 60.0
 START = "start of engine and policy"
 
 
@@ -89,10 +93,10 @@ class Session:
             stack.callback(self._books.close)
             opening = self._open_launcher(self._waits, self._engine_log, self.job.engine.start_timeout_s)
             with self.recorder.during(START):
-                loading = asyncio.create_task(asyncio.to_thread(_load_policy, self.job))
-                launcher = await stack.enter_async_context(opening)
-                self.recorder.part("warm process", "ready")
-                policy, renderer = await loading
+                async with _loading(self.job, self._waits) as loading:
+                    launcher = await stack.enter_async_context(opening)
+                    self.recorder.part("warm process", "ready")
+                    policy, renderer = await loading
             http = await stack.enter_async_context(open_session())
             supervisor = self._supervisor(launcher, http)
             stack.push_async_callback(supervisor.stop)
@@ -140,7 +144,10 @@ class Session:
                 group.create_task(supervisor.run(publisher), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
-                await self._train(launcher, supervisor, publisher, policy, renderer)
+                async with self._host() as host:
+                    episodes = delayed(host, self.job.environment, self.job.run.seed, self._waits)
+                    rollout = self._rollout(supervisor, episodes, renderer)
+                    await self._train(launcher, supervisor, publisher, policy, rollout)
                 publisher.stop()
                 await supervisor.stop()
         except BaseExceptionGroup as errors:
@@ -154,9 +161,8 @@ class Session:
         supervisor: EngineSupervisor,
         publisher: Publisher,
         policy: Policy,
-        renderer: ChatRenderer,
+        rollout: Rollout,
     ) -> None:
-        rollout = self._rollout(supervisor, self._host(), renderer)
         optimizer = OptimizerSettings(self.job.train.learning_rate, warm_up_updates=self.job.train.warmup_steps)
 
         async def score_fresh(version: Path, prefixes: list[list[int]]) -> ProbeScores:
@@ -172,7 +178,7 @@ class Session:
             )
 
         parity = ParityCheck(
-            probe_prefixes(await self._probe_prompts(rollout)),
+            probe_prefixes(await probe_prompts(rollout, self.job.evaluation.first_seed)),
             self.job.weights.parity_tolerance,
             supervisor,
             publisher,
@@ -197,12 +203,17 @@ class Session:
         finally:
             await parity.cancel()
 
-    def _host(self) -> EnvironmentHost:
+    @contextlib.asynccontextmanager
+    async def _host(self) -> AsyncIterator[EnvironmentHost]:
         environment = self.job.environment
         settings = HostSettings(environment.reset_timeout_s, environment.step_timeout_s)
-        return EnvironmentHost(load_environment(environment.kind, environment.params), self._waits, settings)
+        host = EnvironmentHost(load_environment(environment.kind, environment.params), self._waits, settings)
+        try:
+            yield host
+        finally:
+            await host.close()
 
-    def _rollout(self, supervisor: EngineSupervisor, host: EnvironmentHost, renderer: ChatRenderer) -> Rollout:
+    def _rollout(self, supervisor: EngineSupervisor, episodes: Episodes, renderer: ChatRenderer) -> Rollout:
         sampling = SamplingSettings(
             temperature=self.job.rollout.temperature,
             max_new_tokens=self.job.rollout.max_new_tokens,
@@ -211,7 +222,7 @@ class Session:
         )
         return Rollout(
             TurnSampler(supervisor, self._books, sampling),
-            host,
+            episodes,
             renderer,
             self._books,
             context_tokens_max=self.job.engine.max_model_len,
@@ -219,17 +230,22 @@ class Session:
             concurrency=self.job.engine.max_num_seqs,
         )
 
-    async def _probe_prompts(self, rollout: Rollout) -> list[tuple[int, ...]]:
-        """First prompts of a few held-out tasks, without those whose environment fails; raises if all of them do."""
-        prompts = []
-        for index in range(PROBE_TASKS):
-            try:
-                prompts.append(await rollout.first_prompt(self.job.evaluation.first_seed + index, f"probe-{index}"))
-            except EnvironmentFailed as error:
-                log.warning("a task cannot be probed", why=str(error))
-                if index == PROBE_TASKS - 1 and not prompts:
-                    raise
-        return prompts
+
+@contextlib.asynccontextmanager
+async def _loading(job: Job, waits: WaitBoard) -> AsyncIterator[asyncio.Future[tuple[Policy, ChatRenderer]]]:
+    """Load the policy on a thread. A failure waits for its end; a run that is stopped has nothing to lose and does not.
+
+    The thread cannot be ended, and the interpreter's exit would be unsafe while it goes on.
+    """
+    loading = asyncio.get_running_loop().run_in_executor(DaemonThreads("load policy"), _load_policy, job)
+    try:
+        yield loading
+    except Exception:
+        with waits.waiting("end of its loading", "policy", LOAD_END_S):
+            await asyncio.wait([loading], timeout=LOAD_END_S)
+        raise
+    finally:
+        loading.cancel()
 
 
 def _load_policy(job: Job) -> tuple[Policy, ChatRenderer]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from rose.errors import EnvironmentFailed
 from rose.waits import WaitBoard
 
 FAST = HostSettings(reset_timeout_s=0.05, step_timeout_s=0.05, close_timeout_s=0.05, max_stuck_calls=2)
+SHORT_STEPS = HostSettings(reset_timeout_s=10, step_timeout_s=0.2, close_timeout_s=10)
 
 
 def failing(error: BaseException) -> Callable[[], Any]:
@@ -182,7 +184,7 @@ def test_too_many_stuck_calls_refuse_new_episodes_by_name(board: WaitBoard) -> N
 def test_an_async_call_that_overruns_is_cancelled(board: WaitBoard) -> None:
     async def run() -> None:
         made = Async(lambda: asyncio.sleep(60))
-        host = EnvironmentHost(lambda: made, board, FAST)
+        host = EnvironmentHost(lambda: made, board, SHORT_STEPS)
         episode = await host.open(1, "a")
         with pytest.raises(EnvironmentFailed, match="no step"):
             await episode.step("x")
@@ -191,6 +193,127 @@ def test_an_async_call_that_overruns_is_cancelled(board: WaitBoard) -> None:
         assert made.closed == 1
 
     asyncio.run(run())
+
+
+def test_async_calls_share_an_event_loop_that_is_not_the_hosts(board: WaitBoard) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def step() -> StepResult:
+        loops.append(asyncio.get_running_loop())
+        return QUIET
+
+    async def run() -> None:
+        host = EnvironmentHost(lambda: Async(step), board)
+        first, second = await host.open(1, "a"), await host.open(2, "b")
+        for episode in (first, second):
+            assert await episode.step("x") is QUIET
+            await episode.close()
+        await host.close()
+        assert len(set(loops)) == 1
+        assert loops[0] is not asyncio.get_running_loop()
+
+    asyncio.run(run())
+
+
+def test_an_async_environment_may_start_processes(board: WaitBoard) -> None:
+    async def step() -> StepResult:
+        child = await asyncio.create_subprocess_exec("echo", "seen", stdout=subprocess.PIPE)
+        said, _ = await child.communicate()
+        return StepResult(said.decode().strip(), 0.0, child.returncode == 0, False)
+
+    async def run() -> StepResult:
+        host = EnvironmentHost(lambda: Async(step), board)
+        episode = await host.open(1, "a")
+        result = await episode.step("x")
+        await episode.close()
+        await host.close()
+        return result
+
+    assert asyncio.run(run()) == StepResult("seen", 0.0, True, False)
+
+
+def test_an_async_call_that_never_awaits_is_named_and_holds_up_neither_deadlines_nor_the_end(board: WaitBoard) -> None:
+    release = threading.Event()
+    steps = iter((lambda: asyncio.sleep(60), lambda: release.wait(60)))
+
+    async def run() -> None:
+        settings = HostSettings(reset_timeout_s=10, step_timeout_s=0.2, close_timeout_s=0.05, max_stuck_calls=2)
+        host = EnvironmentHost(lambda: Async(next(steps)), board, settings)
+        waits, spins = await host.open(1, "waits"), await host.open(1, "spins")
+        stepping = [asyncio.create_task(episode.step("x")) for episode in (waits, spins)]
+        for failed in await asyncio.gather(*stepping, return_exceptions=True):
+            assert isinstance(failed, EnvironmentFailed)
+        with pytest.raises(EnvironmentFailed) as refused:
+            await host.open(1, "c")
+        assert "2 earlier calls are stuck, the oldest: step of environment waits" in str(refused.value)
+        assert "; step of environment spins does not await, and holds up all other async calls" in str(refused.value)
+        await asyncio.gather(waits.close(), spins.close())
+        assert host.counts.close_failures == 2
+        await host.close()
+
+    asyncio.run(run())
+    assert board.snapshot() == ()
+    release.set()
+
+
+def test_an_async_call_that_ignores_its_cancellation_holds_up_nobody(board: WaitBoard) -> None:
+    over = threading.Event()
+
+    async def ignores() -> StepResult:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.001)
+        return QUIET
+
+    well = Async()
+    made = iter((Async(ignores), well))
+
+    async def run() -> None:
+        host = EnvironmentHost(lambda: next(made), board, SHORT_STEPS)
+        bad, good = await host.open(1, "bad"), await host.open(2, "good")
+        with pytest.raises(EnvironmentFailed, match="bad: no step"):
+            await bad.step("x")
+        assert host.stuck == ("step of environment bad",)
+        assert await good.step("x") is QUIET
+        await asyncio.gather(bad.close(), good.close())
+        assert host.counts.close_failures == 0
+        over.set()
+        await host.close()
+
+    asyncio.run(run())
+    assert well.closed == 1
+
+
+def test_what_async_environments_left_running_is_ended_with_the_host(board: WaitBoard) -> None:
+    ended: list[str] = []
+    left: list[asyncio.Task[None]] = []
+
+    async def lingers() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("tidied up")
+
+    async def exits() -> None:
+        raise SystemExit(3)
+
+    async def step() -> StepResult:
+        left.extend(asyncio.create_task(each()) for each in (lingers, exits))
+        await asyncio.sleep(0)
+        return QUIET
+
+    async def run() -> None:
+        host = EnvironmentHost(lambda: Async(step), board)
+        for name in ("a", "b"):
+            episode = await host.open(1, name)
+            assert await episode.step("x") is QUIET
+            await episode.close()
+        assert ended == []
+        await host.close()
+
+    asyncio.run(run())
+    assert ended == ["tidied up", "tidied up"]
+    assert [type(task.exception()) for task in left if not task.cancelled()] == [SystemExit, SystemExit]
 
 
 def test_a_cancelled_step_leaves_no_wait_and_the_loop_free(board: WaitBoard) -> None:
@@ -225,7 +348,20 @@ def test_a_failing_close_is_counted_and_fails_nobody(kind: type, board: WaitBoar
     asyncio.run(run())
 
 
-def test_a_hung_environment_does_not_hold_up_the_exit_of_the_process() -> None:
+HUNG = {
+    "plain": "def step(self, action): time.sleep(600)",
+    "async spins": "async def step(self, action):\n        while True: pass",
+    "async blocks": "async def step(self, action): time.sleep(600)",
+    "async ignores cancellation": """async def step(self, action):
+        while True:
+            try: await asyncio.sleep(600)
+            except BaseException: pass""",
+    "async hands on": "async def step(self, action): await asyncio.to_thread(time.sleep, 600)",
+}
+
+
+@pytest.mark.parametrize("kind", HUNG)
+def test_a_hung_environment_does_not_hold_up_the_exit_of_the_process(kind: str) -> None:
     script = textwrap.dedent(
         """
         import asyncio, time
@@ -237,7 +373,7 @@ def test_a_hung_environment_does_not_hold_up_the_exit_of_the_process() -> None:
         class Hung:
             system_prompt = ""
             def reset(self, seed, episode_id): return ""
-            def step(self, action): time.sleep(600)
+            STEP
             def close(self): time.sleep(600)
 
         async def main():
@@ -247,11 +383,12 @@ def test_a_hung_environment_does_not_hold_up_the_exit_of_the_process() -> None:
                 await episode.step("x")
             except EnvironmentFailed:
                 await episode.close()
+                await host.close()
                 print("left")
 
         asyncio.run(main())
         """
-    )
+    ).replace("STEP", HUNG[kind])
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "left\n"
     assert ended.stderr == ""

@@ -214,3 +214,9 @@ def test_flat() -> None:
         ("d", "x"),
         ("e", "[1, null]"),
     ]
+
+
+def test_the_difference_between_trainer_and_engine_stands_with_its_reason(full_report: RunReport) -> None:
+    chart = next(c for c in step_charts(full_report) if c.chart_id == "mismatch")
+    assert "float32 weights" in chart.says
+    assert "rounded to bf16" in chart.says

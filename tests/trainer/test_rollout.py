@@ -20,6 +20,7 @@ from rose.errors import EngineError, EnvironmentFailed
 from rose.ledger import Account
 from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
+from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.sampler import SamplingSettings, TurnSampler
 from rose.waits import WaitBoard
@@ -328,3 +329,35 @@ def test_a_first_prompt_is_whole_or_a_failure_of_its_environment(bench: Bench, w
     bench.play(World(), [a_task()])
     assert prompt == bench.supervisor.asked[0].token_ids
     assert (good.closed, world.closed) == (1, 1)
+
+
+def test_a_task_that_cannot_be_probed_is_left_out(bench: Bench) -> None:
+    def reset(seed: int, episode_id: str) -> str:
+        return raises() if seed == 13 else f"task {seed}"
+
+    async def body() -> list[tuple[int, ...]]:
+        bench.build(World(reset=reset), answers)
+        return await probe_prompts(bench.rollout, 10)
+
+    assert len(set(asyncio.run(body()))) == 7
+
+
+@pytest.mark.parametrize(
+    ("world", "to_do"),
+    [
+        (World(reset=lambda seed, episode_id: raises()), "mend the environment"),
+        (World(reset=lambda seed, episode_id: "x" * 300), "raise engine.max_model_len"),
+    ],
+)
+def test_an_environment_that_begins_no_task_is_told_what_a_probe_is(bench: Bench, world: World, to_do: str) -> None:
+    async def body() -> None:
+        bench.build(world, answers)
+        await probe_prompts(bench.rollout, 10)
+
+    with pytest.raises(EnvironmentFailed) as caught:
+        asyncio.run(body())
+    said = str(caught.value)
+    assert said.startswith("environment: it began none of the first 8 held-out tasks (seeds from 10)")
+    assert "before anything is played, as episodes probe-0 to probe-7" in said
+    assert "The last failure: environment probe-7: " in said
+    assert to_do in said

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,7 +186,7 @@ path = "{model}"
 kv_cache_gib = {kv_cache_gib}
 port = {port}
 [environment]
-kind = "frozen_lake"
+kind = "{kind}"
 [rollout]
 groups = {groups}
 max_new_tokens = {max_new_tokens}
@@ -206,6 +206,7 @@ DEFAULTS = {
     "kv_cache_gib": 0.0625,
     "metrics_port": 0,
     "port": 0,
+    "kind": "frozen_lake",
 }
 MODEL = Path(rose.demo.warmstart.__file__).parent / "model"
 # With a model that babbles, long enough to be interrupted in the middle on any machine.
@@ -255,20 +256,21 @@ class Machine:
         self.temporary.mkdir()
         self._count = 0
 
-    def start(self, **changes: Any) -> Running:
+    def start(self, program: Sequence[str] = (str(Path(sys.executable).with_name("rose")),), **changes: Any) -> Running:
         self._count += 1
         job = self.folder / f"job{self._count}.toml"
         job.write_text(QUICK.format(**{"model": self._model, **DEFAULTS, **changes}))
         words, out = self.folder / f"words{self._count}", self.folder / f"out{self._count}"
         with words.open("wb") as file:
             process = subprocess.Popen(
-                [str(Path(sys.executable).with_name("rose")), "run", str(job), "--plain", "--out", str(out)],
+                [*program, "run", str(job), "--plain", "--out", str(out)],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={
                     **os.environ,
                     "ROSE_RUNTIME_DIR": str(self.runtime),
                     "TMPDIR": str(self.temporary),
+                    "PYTHONPATH": str(self.folder),
                     "PYTHONUNBUFFERED": "1",
                 },
             )
@@ -333,6 +335,79 @@ def test_a_run_that_is_stopped_leaves_nothing(
     assert (report.ledger.gap, report.ledger.violations) == (0, ())
     assert "Traceback" not in run.said()
     assert machine.litter() == []
+
+
+SLOW = """
+import sys, threading, time
+from rose.cli.main import main
+from rose.trainer import session
+
+def load(job):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    print("loading", flush=True)
+    time.sleep(3600)
+
+session._load_policy = load
+main()
+"""
+
+
+def test_a_run_that_is_stopped_does_not_wait_for_its_policy_nor_for_foreign_threads(machine: Machine) -> None:
+    (machine.folder / "slow.py").write_text(SLOW)
+    run = machine.start((sys.executable, str(machine.folder / "slow.py")))
+    run.until("loading")
+    run.signal(signal.SIGINT)
+    assert run.status() == 130, run.said()
+    machine.is_clean()
+    assert (run.report().outcome, run.report().cause) == ("stopped", "interrupted")
+    assert "Traceback" not in run.said()
+    assert "report.html" in run.said()
+    assert machine.litter() == []
+
+
+DEAF = """
+import asyncio
+
+class Deaf:
+    system_prompt = ""
+
+    async def reset(self, seed, episode_id):
+        return "go"
+
+    async def close(self): ...
+"""
+SPINS = """
+    async def step(self, action):
+        print("does not answer", flush=True)
+        while True:
+            pass
+"""
+IGNORES = """
+    async def step(self, action):
+        print("does not answer", flush=True)
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except BaseException:
+                pass
+"""
+
+
+@pytest.mark.parametrize("step", [SPINS, IGNORES])
+@pytest.mark.engine
+@pytest.mark.timeout(240)
+def test_an_environment_that_never_lets_go_does_not_make_a_run_deaf(machine: Machine, step: str) -> None:
+    (machine.folder / "deaf.py").write_text(DEAF + step)
+    run = machine.start(kind="deaf:Deaf")
+    run.until("does not answer")
+    run.signal(signal.SIGTERM)
+    assert run.status() == 130, run.said()
+    machine.is_clean()
+    report = run.report()
+    assert (report.outcome, report.cause) == ("stopped", "interrupted")
+    assert (report.ledger.gap, report.ledger.violations) == (0, ())
+    assert report.ledger.generated > 0
+    assert "Traceback" not in run.said()
 
 
 @pytest.mark.engine
