@@ -109,12 +109,13 @@ class Link(asyncio.BufferedProtocol):
 
     def send(self, frame: Frame) -> None:
         """Send a small frame, behind a piece that is being sent."""
-        if self._over or self._transport is None:
+        transport = self._writable()
+        if transport is None:
             return
         if self._sending:
             self._held.append(frame)
         else:
-            self._transport.write(self._encoder.encode(frame))
+            transport.write(self._encoder.encode(frame))
 
     async def send_piece(
         self, frame: Frame, payload_sum: int, moved: Callable[[], None], *, waits: WaitBoard, whom: str, stall_s: float
@@ -152,9 +153,15 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _write(self, data: bytes | memoryview) -> None:
-        if self._over or self._transport is None:
+        transport = self._writable()
+        if transport is None:
             raise LinkEnded("the link ended while a piece was being sent")
-        self._transport.write(data)
+        transport.write(data)
+
+    def _writable(self) -> asyncio.Transport | None:
+        # A write that finds the connection gone closes the transport at once, and says so only in a later turn of the
+        # loop. What is written to it until then is thrown away, and asyncio complains on stderr.
+        return None if self._over or self._transport is None or self._transport.is_closing() else self._transport
 
     def _end(self, why: str) -> None:
         if not self._over:
