@@ -43,9 +43,7 @@ def test_nothing_is_written_to_a_connection_that_a_write_found_gone(caplog: pyte
         _, link = await asyncio.get_running_loop().create_connection(lambda: Link(owner, FROM_CLIENT), sock=ours)
         theirs.close()
         with pytest.raises(LinkEnded):
-            await link.send_piece(
-                PIECE, 0, lambda: moved.append(1), waits=WaitBoard(), whom="nobody", stall_s=5.0
-            )
+            await link.send_piece(PIECE, 0, lambda: moved.append(1), waits=WaitBoard(), whom="nobody", stall_s=5.0)
         for _ in range(20):
             link.send(Frame(Kind.BUSY))
         assert owner.ends == []
