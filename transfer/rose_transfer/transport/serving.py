@@ -27,6 +27,7 @@ from rose_transfer.transport.frames import FROM_CLIENT, PIECE_BYTES_MAX, Frame, 
 from rose_transfer.transport.interface import Announcement, ObjectSource, PreparingSource, ReadableObject
 from rose_transfer.transport.link import Link, LinkEnded
 from rose_transfer.transport.messages import Data, Fail, FailCode, to_frame
+from rose_transfer.transport.mismatch import Mismatch
 from rose_transfer.transport.server_session import (
     Announced,
     Arrived,
@@ -51,6 +52,7 @@ _PREPARE_S = 3600.0
 _READERS = 4
 _OPEN_OBJECTS = 4
 _CLOSE_S = 1.0
+_TOLD_MAX = 256
 
 
 class StreamServer(ABC):
@@ -78,6 +80,7 @@ class StreamServer(ABC):
         self.token = checked_token(token)
         self.newest: Announcement | None = None
         self._peers: set[Peer] = set()
+        self._told: set[tuple[str, str]] = set()
         self._server: asyncio.Server | None = None
         self._closed = False
 
@@ -133,6 +136,14 @@ class StreamServer(ABC):
         # Not cancelled: the objects that the peers had open are closed there.
         self.readers.shutdown(wait=False)
 
+    def tell_of(self, mismatch: Mismatch, peer: str) -> None:
+        """Log that a client is turned away: as a warning once for each host and reason, since clients try again."""
+        said = (peer.rpartition(":")[0], mismatch.what)
+        known = said in self._told or len(self._told) == _TOLD_MAX
+        self._told |= set() if known else {said}
+        say = logger("transfer").info if known else logger("transfer").warning
+        say("peer does not fit", server=self.name, peer=peer, why=mismatch.what, to_do=mismatch.to_do)
+
     def make_peer(self) -> Peer:
         """What stands for one connection."""
         return Peer(self)
@@ -173,8 +184,8 @@ class Peer:
                     self._orders.put_nowait(action)
                 case Find():
                     self._spawn(self._find(action))
-                case Close(why):
-                    logger("transfer").info("peer dropped", server=self._server.name, why=why)
+                case Close(why, mismatch):
+                    self._tell(why, mismatch)
                     self._leave()
                     self.link.close()
                 case After(delay_s, later):
@@ -197,11 +208,19 @@ class Peer:
     def heard(self, link: Link) -> None:
         """A client's frames are short."""
 
-    def ended(self, link: Link, why: str) -> None:
+    def ended(self, link: Link, why: str, mismatch: Mismatch | None) -> None:
+        if mismatch is not None:
+            self._tell(why, mismatch)
         self._leave()
 
     def place(self, link: Link, header: Header) -> memoryview | None:
         return None
+
+    def _tell(self, why: str, mismatch: Mismatch | None) -> None:
+        if mismatch is None:
+            logger("transfer").info("peer dropped", server=self._server.name, why=why)
+        else:
+            self._server.tell_of(mismatch, self.link.peer)
 
     def end(self) -> tuple[asyncio.Task[None], ...]:
         """Cut the connection. Returns the tasks that were cancelled with it."""
