@@ -10,6 +10,7 @@ import pytest
 from rose.waits import WaitBoard
 from rose_transfer.transport.frames import FROM_CLIENT, PIECE_BYTES_MAX, Frame, Header, Kind
 from rose_transfer.transport.link import Link, LinkEnded
+from rose_transfer.transport.mismatch import Mismatch
 
 PIECE = Frame(Kind.DATA, 1, 0, PIECE_BYTES_MAX, bytes(PIECE_BYTES_MAX))
 
@@ -26,7 +27,7 @@ class Owner:
 
     def heard(self, link: Link) -> None: ...
 
-    def ended(self, link: Link, why: str) -> None:
+    def ended(self, link: Link, why: str, mismatch: Mismatch | None) -> None:
         self.ends.append(why)
 
     def place(self, link: Link, header: Header) -> memoryview | None:

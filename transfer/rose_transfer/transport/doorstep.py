@@ -93,6 +93,16 @@ class Doorstep:
 
     async def _speaks_tls(self, taken: socket.socket) -> bool:
         """Raises DeadlineExceeded, or ConnectionError if it left."""
+        try:
+            first = taken.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            await self._readable(taken)
+            first = taken.recv(1, socket.MSG_PEEK)
+        if not first:
+            raise ConnectionResetError("left without a word")
+        return first in TLS_RECORDS
+
+    async def _readable(self, taken: socket.socket) -> None:
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(taken, readable.set)
         try:
@@ -101,10 +111,6 @@ class Doorstep:
             )
         finally:
             loop.remove_reader(taken)
-        first = taken.recv(1, socket.MSG_PEEK)
-        if not first:
-            raise ConnectionResetError("left without a word")
-        return first in TLS_RECORDS
 
     async def _shake_hands(self, taken: socket.socket, peer: str) -> None:
         # From here on it is the transport's to close.
