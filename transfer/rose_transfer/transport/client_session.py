@@ -57,21 +57,17 @@ from rose_transfer.transport.client_state import (
 from rose_transfer.transport.frames import Frame
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.messages import (
-    WAIT_MS_MAX,
     Busy,
     Challenge,
     Data,
     Fail,
     FailCode,
-    Get,
     Hello,
     Knock,
-    Locate,
     Message,
     News,
     Place,
     ProtocolError,
-    Watch,
     Welcome,
     parse,
 )
@@ -324,37 +320,13 @@ class ClientSession:
         link = self._links[number]
         if self._calls_to_send:
             ask = self._calls_to_send.pop(0)
-            return Send(number, self._call_message(link, ask, now))
+            return Send(number, link.call(ask, self._calls[ask], now))
         roomy = [each for each in ready if len(self._links[each].pieces) < self._limits.window]
         ask_next = next((ask for ask, fetch in self._fetches.items() if fetch.pieces.has_next()), None)
         if not roomy or ask_next is None:
             return None
         number = min(roomy, key=lambda each: (len(self._links[each].pieces), each))
-        return Send(number, self._piece_message(self._links[number], ask_next, now))
-
-    def _call_message(self, link: LinkBook, ask: int, now: float) -> Watch | Locate:
-        self._open_request(link, now)
-        link.calls[link.requests] = ask
-        call = self._calls[ask]
-        match call.asked:
-            case WatchAsked(_, at_least, _):
-                wait_ms = int(1e3 * max(0.0, call.until_s - now))
-                return Watch(link.requests, at_least, min(WAIT_MS_MAX, wait_ms))
-            case LocateAsked(_, key):
-                return Locate(link.requests, key)
-
-    def _piece_message(self, link: LinkBook, ask: int, now: float) -> Get:
-        self._open_request(link, now)
-        fetch = self._fetches[ask]
-        offset, length = fetch.pieces.take()
-        link.pieces[link.requests] = (ask, offset)
-        return Get(link.requests, fetch.key, offset, length)
-
-    def _open_request(self, link: LinkBook, now: float) -> None:
-        # Silence is counted from the first open request on; before it there was nothing to hear.
-        if not link.open:
-            link.heard_s = now
-        link.requests += 1
+        return Send(number, self._links[number].next_piece(ask_next, self._fetches[ask_next], now))
 
 
 def _error(code: FailCode, text: str) -> TransferError:

@@ -116,8 +116,9 @@ class StreamClient(ABC):
         if self._dialing:
             with self._waits.waiting("end of dialing", self._server, _CLOSE_S):
                 await asyncio.wait(self._dialing, timeout=_CLOSE_S)
-        for lane in self._lanes:
-            lane.close()
+        with self._waits.waiting("end of its threads", self._server, _CLOSE_S):
+            for lane in self._lanes:
+                lane.close()
 
     async def _ask(
         self,
