@@ -2,12 +2,13 @@
 
 Invariants
 - Every call has a deadline and stands on the wait board while it lasts.
-- An error raised in the engine arrives as the same type of `rose.errors`.
+- An error raised in the engine arrives as the same type of `rose.errors`; what cannot be asked does not reach it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from rose.errors import (
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.proto.v1.engine_control_pb2_grpc import EngineControlStub
 from rose.waits import WaitBoard
+from rose_executor.control_requests import address, commit_request, stage_request
 from rose_transfer.layout.layout import Layout
 from rose_transfer.layout.layout_json import from_json
 
@@ -80,14 +82,19 @@ class Committed:
 class ControlClient:
     """One engine's control socket. Every method raises EngineError if the engine does not answer, and
     DeadlineExceeded if it does not answer in time; `timeout_s` is per call, but for staging, which reads a whole model.
+
+    Raises ConfigError if the path is too long for a socket.
     """
 
     def __init__(self, socket_path: Path, *, engine_id: str, waits: WaitBoard, timeout_s: float = 30.0) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise ContractError(f"a control client with timeout_s={timeout_s}", expected="a time that ends")
         self._engine_id = engine_id
         self._waits = waits
         self._timeout_s = timeout_s
-        self._channel = grpc.aio.insecure_channel(f"unix:{socket_path}", options=_CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address(socket_path), options=_CHANNEL_OPTIONS)
         self._stub: Any = EngineControlStub(self._channel)
+        self._closed = False
 
     async def describe(self) -> EngineDescription:
         reply = await self._call("description", self._stub.Describe, wire.DescribeRequest())
@@ -116,11 +123,10 @@ class ControlClient:
         """Read and verify a way to a version beside the live weights.
 
         `way` names manifests in the folder `objects`, each with whether it is gone backwards, first step first.
-        Raises TransferError if an object is not sound, the way does not begin at the live weights, or the model
-        cannot be updated in place: the engine goes on with its old version.
+        Raises TransferError if an object is not sound, the way does not begin at the live weights, the model cannot
+        be updated in place, or this is no version or way: the engine goes on with its old version.
         """
-        steps = [wire.WayStep(manifest=key, backwards=backwards) for key, backwards in way]
-        request = wire.StageVersionRequest(version=version, objects=str(objects), way=steps)
+        request = stage_request(version, objects, way)
         reply = await self._call(
             "staged version", self._stub.StageVersion, request, max(self._timeout_s, STAGE_TIMEOUT_S)
         )
@@ -133,10 +139,10 @@ class ControlClient:
         with the keys and values of the old version, which no other request can read then. The token page names the
         first and the last version of each request.
 
-        Raises TransferError if the change failed and was taken back: the old version goes on, whole. Raises
-        EngineError if it is not staged (nothing changed) or failed half-way (`describe().poisoned`).
+        Raises TransferError if the change failed and was taken back, or this is no version: the old version goes on,
+        whole. Raises EngineError if it is not staged (nothing changed) or failed half-way (`describe().poisoned`).
         """
-        request = wire.CommitVersionRequest(version=version, keep_kv=keep_kv)
+        request = commit_request(version, keep_kv=keep_kv)
         reply = await self._call("committed version", self._stub.CommitVersion, request)
         return Committed(reply.pause_ms, reply.load_ms)
 
@@ -156,6 +162,8 @@ class ControlClient:
         await self._call("resume", self._stub.Resume, wire.ResumeRequest())
 
     async def close(self) -> None:
+        """End every call that is under way with EngineError; further ones are ContractErrors."""
+        self._closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> ControlClient:
@@ -167,6 +175,7 @@ class ControlClient:
         await self.close()
 
     async def _call(self, what: str, method: Callable[..., Any], request: Any, timeout_s: float | None = None) -> Any:
+        self._raise_if_closed()
         timeout_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return await self._waits.within(
@@ -174,6 +183,16 @@ class ControlClient:
             )
         except grpc.aio.AioRpcError as error:
             raise self._translated(what, error, timeout_s) from error
+        except asyncio.CancelledError:
+            # A channel that closes cancels its calls, and with them, as it seems, whoever waits for one.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise EngineError(f"{self._engine_id}: no {what}: the control client was closed") from None
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise ContractError(f"the control client of {self._engine_id} is closed", expected="calls before `close`")
 
     def _translated(self, what: str, error: grpc.aio.AioRpcError, timeout_s: float) -> RoseError:
         for key, value in error.trailing_metadata() or ():

@@ -28,6 +28,7 @@ import psutil
 from rose.errors import EngineError, RoseError, TransferError
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.proto.v1.engine_control_pb2_grpc import EngineControlServicer, add_EngineControlServicer_to_server
+from rose_executor.control_requests import address
 from rose_executor.engine_env import EngineEnv
 
 T = TypeVar("T")
@@ -164,7 +165,7 @@ async def serve(env: EngineEnv, core: Any, vllm_version: str) -> grpc.aio.Server
 def bind(server: grpc.aio.Server, path: Path) -> None:
     old = os.umask(0o177)
     try:
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(address(path))
     except RuntimeError as error:
         raise EngineError(f"cannot open the control socket {path}: {error}") from error
     finally:

@@ -5,7 +5,7 @@ Invariants
 - A version is fetched while the engine generates; what was overtaken meanwhile is skipped.
 - Where the engine turns out not to run what it is taken for, or an update was taken back, the next attempt begins
   anew; a version that the engine refuses `ATTEMPTS` times is left, and the engine stays on its own, until another is
-  offered. What cannot be fetched (a full disk, a slow link) is tried again until it can, or is gone.
+  offered. What cannot be fetched (a full disk, a slow link) is tried ever less often until it can, or is gone.
 
     with closing(Receiver(client, folder, waits=waits, wanted=await wanted_by(control))) as receiver:
         await VersionFollower(control, receiver, waits=waits).run()
@@ -14,21 +14,23 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import cast
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
 from rose_transfer.distribution import Fetched, Offer, Receiver
+from rose_transfer.distribution.attempts import Attempts
 from rose_transfer.live import wanted_buckets
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.transport.interface import ObjectMissing, Refused
 
 log = logger("version follower")
 ATTEMPTS = 3
-RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,19 @@ async def wanted_by(control: ControlClient) -> Callable[[Packing], frozenset[Buc
     return lambda packing: wanted_buckets(packing, layouts)
 
 
+class _News:
+    """What `receiver` is offered, one question at a time."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    async def next(self, after: Offer | None) -> Offer:
+        """The newest version as soon as it is another one than `after`. Raises as `Receiver.subscribe`."""
+        offers = cast(AsyncGenerator[Offer, None], self._receiver.subscribe(after=after))
+        async with aclosing(offers):
+            return await anext(offers)
+
+
 class VersionFollower:
     """`runs` is the version that the engine was started with, None if that is none of the publisher's.
 
@@ -69,7 +84,8 @@ class VersionFollower:
     ) -> None:
         self._control = control
         self._receiver = receiver
-        self._waits = waits
+        self._news = _News(receiver)
+        self._attempts = Attempts(self._news, waits)
         self._runs = runs
         self._fetch_timeout_s = fetch_timeout_s
         self._keep_kv = keep_kv
@@ -82,41 +98,45 @@ class VersionFollower:
         return self._runs
 
     async def run(self) -> None:
-        """Follow until cancelled. Raises EngineError when the engine is lost or poisoned, Refused for a wrong token."""
-        async for offer in self._receiver.subscribe(after=self._runs):
-            for attempt in range(1, ATTEMPTS + 1):
-                fetched = await self._fetch(offer)
-                if fetched is None:
-                    break
-                try:
-                    await self._apply(fetched)
-                except DeadlineExceeded as error:
-                    raise EngineError(f"the engine does not answer: {error.what}") from error
-                except TransferError as error:
-                    log.warning("a version was refused", version=offer.version, attempt=attempt, why=str(error))
-                else:
-                    break
+        """Follow until cancelled.
 
-    async def _fetch(self, offer: Offer) -> Fetched | None:
-        """What leads to a version; None if that is gone."""
+        Raises EngineError when the engine is lost or poisoned, Refused if the upstream and this side do not fit.
+        """
+        seen = self._runs
         while True:
-            start = self._runs if self._trusted else None
+            offer = await self._news.next(seen)
             try:
-                return await self._receiver.fetch(
-                    None if start is None else start.version,
-                    None if start is None else start.fingerprint,
-                    offer.version,
-                    deadline_s=self._fetch_timeout_s,
-                )
+                await self._take(offer)
             except Refused:
                 raise
             except ObjectMissing as error:
                 log.info("a version was overtaken", version=offer.version, why=error.what)
-                return None
             except (TransferError, DeadlineExceeded) as error:
-                log.warning("a version is not fetched yet", version=offer.version, why=str(error))
-                with self._waits.waiting(f"another attempt at version {offer.version}", "the upstream", RETRY_S):
-                    await asyncio.sleep(RETRY_S)
+                await self._attempts.pause(offer, error)
+                continue
+            self._attempts.succeeded()
+            seen = offer
+
+    async def _take(self, offer: Offer) -> None:
+        """Fetch a version and let the engine have it, unless it refuses. Raises as `Receiver.fetch`, or EngineError."""
+        for attempt in range(1, ATTEMPTS + 1):
+            fetched = await self._fetch(offer)
+            try:
+                await self._apply(fetched)
+                return
+            except DeadlineExceeded as error:
+                raise EngineError(f"the engine does not answer: {error.what}") from error
+            except TransferError as error:
+                log.warning("a version was refused", version=offer.version, attempt=attempt, why=str(error))
+
+    async def _fetch(self, offer: Offer) -> Fetched:
+        start = self._runs if self._trusted else None
+        return await self._receiver.fetch(
+            None if start is None else start.version,
+            None if start is None else start.fingerprint,
+            offer.version,
+            deadline_s=self._fetch_timeout_s,
+        )
 
     async def _apply(self, fetched: Fetched) -> None:
         pause_ms = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import stat
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from rose.errors import ConfigError, DeadlineExceeded, EngineError, TransferError
+from rose.errors import ConfigError, ContractError, DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
 from rose_executor import control_client
 from rose_executor.control_client import ControlClient
@@ -182,6 +183,92 @@ def test_an_engine_that_does_not_answer_runs_into_the_deadline(tmp_path: Path) -
             await control.describe()
 
     assert with_socket(tmp_path, Core(rose_describe=never), body, timeout_s=0.1).snapshot() == ()
+
+
+@pytest.mark.parametrize("version", [-1, 2**63, 2**64, 1.5, "7", None])
+def test_what_is_no_version_does_not_reach_the_engine(tmp_path: Path, version: Any) -> None:
+    """A missing one would arrive as version 0."""
+    core = Core()
+
+    async def body(control: ControlClient) -> None:
+        for call in (
+            control.stage(version, tmp_path, []),
+            control.apply(version, tmp_path, []),
+            control.commit(version),
+        ):
+            with pytest.raises(TransferError, match="is no number of a version"):
+                await call
+
+    with_socket(tmp_path, core, body)
+    assert core.calls == [("rose_loaded", 5)]
+
+
+@pytest.mark.parametrize(
+    ("objects", "way", "keep_kv", "says"),
+    [
+        (None, [], False, "no folder of objects"),
+        (Path("/some\udcffwhere"), [], False, "no folder of objects"),
+        (Path("/somewhere"), None, False, "is no way"),
+        (Path("/somewhere"), ["a1"], False, "is no way"),
+        (Path("/somewhere"), [(3, False)], False, "is no way"),
+        (Path("/somewhere"), [("a1", "back")], False, "is no way"),
+        (Path("/somewhere"), [("a1", False)], "yes", "keep_kv='yes'"),
+    ],
+)
+def test_what_makes_no_sense_to_an_engine_is_refused_in_words(
+    tmp_path: Path, objects: Any, way: Any, keep_kv: Any, says: str
+) -> None:
+    async def body(control: ControlClient) -> None:
+        with pytest.raises(TransferError, match=says):
+            await control.apply(7, objects, way, keep_kv=keep_kv)
+
+    with_socket(tmp_path, Core(rose_stage=None, rose_staged=[staged()]), body)
+
+
+def test_a_folder_is_named_as_the_engine_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = Core(rose_stage=None, rose_staged=[staged()])
+    monkeypatch.chdir(tmp_path)
+
+    async def body(control: ControlClient) -> None:
+        await control.stage(7, Path("objects"), [])
+
+    with_socket(tmp_path, core, body)
+    assert core.calls[1] == ("rose_stage", 7, str(tmp_path / "objects"), [])
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 0.0, float("nan"), float("inf")])
+def test_a_deadline_that_is_none_is_refused(tmp_path: Path, timeout_s: float) -> None:
+    with pytest.raises(ContractError, match="a time that ends"):
+        ControlClient(tmp_path / "x.sock", engine_id="engine-0", waits=WaitBoard(), timeout_s=timeout_s)
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long for a Unix socket"):
+        ControlClient(tmp_path / ("x" * 100), engine_id="engine-0", waits=WaitBoard())
+
+
+def test_any_path_names_its_socket() -> None:
+    with tempfile.TemporaryDirectory(prefix="a%41 ü?#") as name:
+        with_socket(Path(name), Core(rose_resume=None), lambda control: control.resume())
+
+
+def test_closing_ends_a_call_that_is_under_way_and_refuses_the_next(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def never() -> Any:
+        asked.set()
+        await asyncio.sleep(60)
+
+    async def body(control: ControlClient) -> None:
+        describing = asyncio.create_task(control.describe())
+        await asked.wait()
+        await control.close()
+        with pytest.raises(EngineError, match="the control client was closed"):
+            await describing
+        with pytest.raises(ContractError, match="is closed"):
+            await control.describe()
+
+    with_socket(tmp_path, Core(rose_describe=never), body)
 
 
 def test_waits_are_named_for_the_engine(tmp_path: Path) -> None:

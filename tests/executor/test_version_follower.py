@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,11 @@ from safetensors.torch import load_file
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
-from rose_executor import version_follower
 from rose_executor.control_client import Committed
 from rose_executor.fresh_probe import compare, probe_fresh, probe_live
 from rose_executor.version_follower import ATTEMPTS, Followed, VersionFollower, wanted_by
 from rose_transfer import snapshot
-from rose_transfer.distribution import Fetched, Offer, Receiver, Relay, WeightPublisher
+from rose_transfer.distribution import Fetched, Offer, Receiver, Relay, WeightPublisher, attempts
 from rose_transfer.snapshot import WEIGHTS
 from rose_transfer.store import NoRoom
 from rose_transfer.transport.interface import ObjectMissing, Refused
@@ -90,8 +90,12 @@ def test_an_engine_behind_a_relay_follows_its_trainer(fresh_rig: Any, tmp_path: 
     rig.run(run())
 
 
+class Over(Exception):
+    """A script has nothing more to offer."""
+
+
 class ScriptedReceiver:
-    """Offers what it is told to; `fetch` notes where it was asked to begin."""
+    """Offers one version until it was fetched or is gone, then the next; `fetch` notes where it was asked to begin."""
 
     def __init__(self, offers: list[Offer], trouble: list[Exception | None] | None = None) -> None:
         self._offers = offers
@@ -99,14 +103,26 @@ class ScriptedReceiver:
         self.starts: list[tuple[int | None, str | None, int]] = []
         self.forgotten = 0
         self.forget_trouble: TransferError | None = None
+        self.overtaken = asyncio.Event()
+
+    def overtake(self) -> None:
+        """Offer the next version instead of the one that is offered now."""
+        self._offers = self._offers[1:]
+        self.overtaken.set()
 
     async def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
-        for offer in self._offers:
-            yield offer
+        if not self._offers:
+            raise Over
+        if self._offers[0] == after:
+            await self.overtaken.wait()
+        yield self._offers[0]
 
     async def fetch(self, start: int | None, start_fingerprint: str | None, goal: int, *, deadline_s: float) -> Fetched:
         self.starts.append((start, start_fingerprint, goal))
-        if self._trouble and (error := self._trouble.pop(0)) is not None:
+        error = self._trouble.pop(0) if self._trouble else None
+        if error is None or isinstance(error, ObjectMissing):
+            self._offers = [offer for offer in self._offers if offer.version > goal]
+        if error is not None:
             raise error
         return Fetched(goal, f"bits of {goal}", Path("objects"), (("key", False),), True, 10)
 
@@ -137,7 +153,8 @@ def offer(version: int) -> Offer:
 
 def follow(engine: ScriptedEngine, receiver: ScriptedReceiver, runs: Offer | None = None) -> VersionFollower:
     follower = VersionFollower(engine, receiver, waits=WaitBoard(), runs=runs)  # type: ignore[arg-type]
-    asyncio.run(follower.run())
+    with suppress(Over):
+        asyncio.run(follower.run())
     return follower
 
 
@@ -181,7 +198,8 @@ def test_a_version_that_is_always_refused_is_left_for_the_next() -> None:
 
 
 def test_what_cannot_be_fetched_is_tried_until_it_can_or_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version_follower, "RETRY_S", 0.001)
+    monkeypatch.setattr(attempts, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(attempts, "_PAUSE_S_MAX", 0.002)
     passing = [NoRoom("the disk is full"), DeadlineExceeded("no object", boundary="transfer"), TransferError("damaged")]
     receiver = ScriptedReceiver(
         [offer(5), offer(6)], [*passing * 2, ObjectMissing("version 5 is gone"), *passing, None]
@@ -189,6 +207,42 @@ def test_what_cannot_be_fetched_is_tried_until_it_can_or_is_gone(monkeypatch: py
     engine = ScriptedEngine()
     follow(engine, receiver, runs=offer(4))
     assert receiver.starts == [(4, "bits of 4", 5)] * 7 + [(4, "bits of 4", 6)] * 4
+    assert engine.runs == [6]
+
+
+def test_what_cannot_be_fetched_is_tried_ever_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pauses are those of a relay."""
+    pauses_s: list[float] = []
+
+    class Noting(WaitBoard):
+        async def within(self, awaitable: Any, what: str, whom: str, timeout_s: float, **named: Any) -> Any:
+            pauses_s.append(timeout_s)
+            assert (what, whom) == ("another attempt at version 5", "the upstream")
+            return await super().within(awaitable, what, whom, 0.001, **named)
+
+    receiver = ScriptedReceiver([offer(5)], [NoRoom("the disk is full")] * 8)
+    follower = VersionFollower(ScriptedEngine(), receiver, waits=Noting())  # type: ignore[arg-type]
+    with suppress(Over):
+        asyncio.run(follower.run())
+    assert pauses_s == [1, 2, 4, 8, 16, 32, 64, 64]
+    assert follower.runs == offer(5)
+
+
+def test_a_version_that_is_offered_meanwhile_is_fetched_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "_PAUSE_S", 3600.0)
+    engine, receiver = ScriptedEngine(), ScriptedReceiver([offer(5), offer(6)], [TransferError("the link is slow")])
+    follower = VersionFollower(engine, receiver, waits=WaitBoard(), runs=offer(4))  # type: ignore[arg-type]
+
+    async def check() -> None:
+        following = asyncio.create_task(follower.run())
+        while not receiver.starts:
+            await asyncio.sleep(0)
+        receiver.overtake()
+        with pytest.raises(Over):
+            await asyncio.wait_for(following, 20)
+
+    asyncio.run(check())
+    assert receiver.starts == [(4, "bits of 4", 5), (4, "bits of 4", 6)]
     assert engine.runs == [6]
 
 

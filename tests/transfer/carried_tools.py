@@ -6,17 +6,19 @@ import asyncio
 import functools
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, running, until
+from transport_tools import OBJECTS, QUICK_CLIENT, QUICK_SERVER, TOKEN, Pair, fetched, running, until
 
+from rose.errors import DeadlineExceeded
 from rose.waits import WaitBoard
 from rose_transfer.transport.carried import CarriedClient, CarriedServer
 from rose_transfer.transport.carrier import Borrower, Lender
@@ -139,33 +141,64 @@ async def carried_pair(
         yield pair
 
 
-def start_carried(path: str, signal_: int, env: dict[str, str] | None = None) -> tuple[subprocess.Popen[str], int]:
-    """A server of OBJECTS in a process of its own, and its port; it sends itself `signal_` at its 20th read."""
+Successor = Callable[[int], AbstractAsyncContextManager[Pair]]
+"""Serves at a port."""
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A server of OBJECTS in a process of its own, and a client of it; at its 20th read it signals itself."""
+
+    process: subprocess.Popen[str]
+    port: int
+    client: CarriedClient
+
+    async def freezes_and_thaws(self, deadline_s: float) -> None:
+        """Whoever fetches while it is frozen waits until the deadline only, and is served once it goes on."""
+        with pytest.raises(DeadlineExceeded, match="long"):
+            await self.client.fetch("long", MemoryLanding(), deadline_s=deadline_s)
+        self.process.send_signal(signal.SIGCONT)
+        assert await fetched(self.client, "long", deadline_s=60) == OBJECTS["long"]
+
+    async def dies_in_a_fetch(self, successor: Successor) -> None:
+        """The fetch goes on with whoever serves at the port then."""
+        buffer = bytearray(len(OBJECTS["long"]))
+        fetch = asyncio.ensure_future(self.client.fetch("long", MemoryLanding(buffer), deadline_s=60))
+        await until(lambda: any(buffer))
+        self.process.kill()
+        await asyncio.to_thread(self.process.wait, 30)
+        assert not fetch.done()
+        async with successor(self.port):
+            await fetch
+            assert buffer == OBJECTS["long"]
+
+
+@asynccontextmanager
+async def doomed(
+    path: str, signal_: int, borrower: Borrower, limits: ClientLimits, env: dict[str, str] | None = None
+) -> AsyncIterator[Doomed]:
+    """A server that lends by `path`, with `env` beside this process's environment, until the body ends."""
+    process, port = _start(path, signal_, env or {})
+    client = CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=limits)
+    try:
+        yield Doomed(process, port, client)
+    finally:
+        await client.close()
+        process.kill()
+        process.wait(10)
+
+
+def _start(path: str, signal_: int, env: dict[str, str]) -> tuple[subprocess.Popen[str], int]:
     folders = [str(Path(__file__).parent), *(entry for entry in sys.path if entry)]
     main = Path(__file__).with_name("carried_server_main.py")
     process = subprocess.Popen(
         [sys.executable, str(main), path, str(int(signal_))],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(env or {})},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders), **env},
     )
     assert process.stdout is not None
     return process, int(process.stdout.readline())
-
-
-async def goes_on_after_a_kill(
-    process: subprocess.Popen[str], client: StreamClient, successor: AbstractAsyncContextManager[Pair]
-) -> None:
-    """Kill the server in the middle of a fetch; `successor` serves at its port, and the fetch ends well."""
-    buffer = bytearray(len(OBJECTS["long"]))
-    fetch = asyncio.ensure_future(client.fetch("long", MemoryLanding(buffer), deadline_s=60))
-    await until(lambda: any(buffer))
-    process.kill()
-    await asyncio.to_thread(process.wait, 30)
-    assert not fetch.done()
-    async with successor:
-        await fetch
-        assert buffer == OBJECTS["long"]
 
 
 async def heard(stranger: Stranger) -> Message | None:

@@ -243,7 +243,7 @@ def test_where_there_is_no_room_a_relay_tries_ever_less_often_and_says_it_once(
 
     asyncio.run(check())
     assert list(pauses.values()) == [0.05, 0.1, 0.2, 0.4, 0.4, 0.4]
-    assert caplog.text.count("a version is not relayed yet") == 1
+    assert caplog.text.count("a version cannot be had yet") == 1
     assert "--disk-gb" in caplog.text
 
 

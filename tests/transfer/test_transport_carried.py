@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 from carried_tools import CARRIED_CLIENT, CARRIED_SERVER, carried_pair, heard
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, PIECE, TOKEN, Memory, Pair, fetched, until
+from transport_tools import KNOCK_BYTES, OBJECTS, PIECE, TOKEN, Memory, Pair, fetched, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
@@ -215,7 +215,7 @@ def test_a_server_that_breaks_the_order_is_cut(said: list[Message], trouble: str
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         encoder, decoder = Encoder(), Decoder(FROM_CLIENT)
         writer.write(encoder.encode(to_frame(Challenge(bytes(32)))))
-        hello = parse(decoder.feed(await reader.readexactly(HEADER_BYTES + 64))[0])
+        _, hello = map(parse, decoder.feed(await reader.readexactly(KNOCK_BYTES + HEADER_BYTES + 64)))
         assert isinstance(hello, Hello)
         writer.write(encoder.encode(to_frame(Welcome(auth.server_proof(TOKEN.encode(), bytes(32), hello.nonce)))))
         await reader.readexactly(HEADER_BYTES + len("long"))

@@ -17,22 +17,18 @@ import torch.distributed
 from carried_tools import (
     CARRIED_CLIENT,
     CARRIED_SERVER,
+    doomed,
     gloo_pair,
-    goes_on_after_a_kill,
     heard,
-    start_carried,
 )
 from frame_proxy import FrameProxy, Meddle
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, PIECE, TOKEN, Memory, all_at_once, fetched, until
+from transport_tools import OBJECTS, PIECE, Memory, all_at_once, fetched, until
 
 from rose.errors import DeadlineExceeded, TransferError
-from rose.waits import WaitBoard
 from rose_transfer.transport import nccl_collective
-from rose_transfer.transport.carried import CarriedClient
 from rose_transfer.transport.collective import CollectiveBorrower
 from rose_transfer.transport.gloo_collective import GlooCollective
-from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.messages import Get, Lent, Offer
 from rose_transfer.transport.nccl_collective import NcclCollective
 
@@ -57,25 +53,11 @@ def test_the_connection_is_cut_at_every_frame_boundary_and_a_new_pair_goes_on() 
     all_at_once(meddled(only(at)) for at in range(frames))
 
 
-def client_of(port: int) -> CarriedClient:
-    borrower = CollectiveBorrower(GlooCollective())
-    return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=IMPATIENT)
-
-
 def test_a_server_that_freezes_thaws_and_dies_holds_nobody_and_the_fetch_goes_on() -> None:
     async def check() -> None:
-        process, port = start_carried("gloo", signal.SIGSTOP)
-        client = client_of(port)
-        try:
-            with pytest.raises(DeadlineExceeded, match="long"):
-                await client.fetch("long", MemoryLanding(), deadline_s=2 * IMPATIENT.stall_s)
-            process.send_signal(signal.SIGCONT)
-            assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
-            await goes_on_after_a_kill(process, client, gloo_pair(Memory(), port=port))
-        finally:
-            await client.close()
-            process.kill()
-            process.wait(10)
+        async with doomed("gloo", signal.SIGSTOP, CollectiveBorrower(GlooCollective()), IMPATIENT) as server:
+            await server.freezes_and_thaws(2 * IMPATIENT.stall_s)
+            await server.dies_in_a_fetch(lambda port: gloo_pair(Memory(), port=port))
 
     asyncio.run(check())
 

@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from carried_tools import gloo_pair, nccl_pair, rdma_pair
 from transport_tools import (
     OBJECTS,
     PIECE,
+    QUICK_SERVER,
     Certificates,
     Folder,
     Memory,
@@ -63,7 +65,9 @@ def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
             case "tcp":
                 context = tcp_pair(Memory())
             case "tls":
-                context = tcp_pair(Memory(), tls=request.getfixturevalue("certificates"))
+                # Dozens of handshakes at once take a busy machine longer than the tests' usual patience.
+                limits = replace(QUICK_SERVER, hello_s=5.0)
+                context = tcp_pair(Memory(), tls=request.getfixturevalue("certificates"), limits=limits)
             case "rdma by tcp" | "rdma by shared memory":
                 context = rdma_pair(Memory(), request.param.removeprefix("rdma by "))
             case "gloo":

@@ -12,6 +12,7 @@ from rose_transfer.transport.dialed import Dialed, Spot
 from rose_transfer.transport.frames import Encoder, Frame, Header, Kind
 from rose_transfer.transport.lanes import Lane
 from rose_transfer.transport.link import Link
+from rose_transfer.transport.mismatch import Mismatch
 
 ASK, OTHER = 7, 8
 
@@ -29,7 +30,7 @@ class Listener:
 
     def heard(self, dialed: Dialed) -> None: ...
 
-    def ended(self, dialed: Dialed, why: str) -> None: ...
+    def ended(self, dialed: Dialed, why: str, mismatch: Mismatch | None = None) -> None: ...
 
 
 @contextmanager

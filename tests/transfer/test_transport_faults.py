@@ -13,7 +13,18 @@ from random import Random
 
 import pytest
 from frame_proxy import HOLD, FrameProxy, Meddle
-from transport_tools import OBJECTS, PIECE, QUICK_CLIENT, TOKEN, Memory, all_at_once, fetched, tcp_pair, until
+from transport_tools import (
+    KNOCK_BYTES,
+    OBJECTS,
+    PIECE,
+    QUICK_CLIENT,
+    TOKEN,
+    Memory,
+    all_at_once,
+    fetched,
+    tcp_pair,
+    until,
+)
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose_transfer.transport import auth
@@ -244,7 +255,7 @@ def test_a_false_server_gets_nothing_asked() -> None:
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         encoder = Encoder()
         writer.write(encoder.encode(to_frame(Challenge(bytes(32)))))
-        await reader.readexactly(HEADER_BYTES + 64)
+        await reader.readexactly(KNOCK_BYTES + HEADER_BYTES + 64)
         writer.write(encoder.encode(to_frame(Welcome(bytes(32)))))
         heard.append(await reader.read())
         writer.close()
@@ -266,7 +277,7 @@ def test_a_server_that_lies_about_where_a_piece_belongs_damages_nothing_in_place
     async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         encoder, decoder = Encoder(), Decoder(FROM_CLIENT)
         writer.write(encoder.encode(to_frame(Challenge(bytes(32)))))
-        hello = parse(decoder.feed(await reader.readexactly(HEADER_BYTES + 64))[0])
+        _, hello = map(parse, decoder.feed(await reader.readexactly(KNOCK_BYTES + HEADER_BYTES + 64)))
         assert isinstance(hello, Hello)
         writer.write(encoder.encode(to_frame(Welcome(auth.server_proof(TOKEN.encode(), bytes(32), hello.nonce)))))
         await reader.readexactly(HEADER_BYTES + len("long"))

@@ -102,7 +102,7 @@ def test_repeated_missing_and_reordered_frames_are_refused(order: tuple[int, ...
     ("at", "value", "fault"),
     [
         (0, b"HTTP", FrameFault.MAGIC),
-        (4, b"\x02", FrameFault.VERSION),
+        (4, b"\x01", FrameFault.VERSION),
         (5, b"\x00", FrameFault.KIND),
         (5, b"\xff", FrameFault.KIND),
         (5, bytes([Kind.GET]), FrameFault.KIND),

@@ -16,6 +16,7 @@ from rose_transfer.transport.messages import (
     FailCode,
     Get,
     Hello,
+    Knock,
     Locate,
     Message,
     News,
@@ -33,6 +34,7 @@ N, P = bytes(range(32)), bytes(32)
 @pytest.mark.parametrize(
     "message",
     [
+        Knock(),
         Challenge(N),
         Hello(N, P),
         Welcome(P),
@@ -57,6 +59,8 @@ def test_a_message_survives_its_frame(message: Message) -> None:
 @pytest.mark.parametrize(
     "frame",
     [
+        Frame(Kind.KNOCK),
+        Frame(Kind.KNOCK, payload=b"knoc"),
         Frame(Kind.CHALLENGE, payload=N[:-1]),
         Frame(Kind.CHALLENGE, request=1, payload=N),
         Frame(Kind.HELLO, payload=N),

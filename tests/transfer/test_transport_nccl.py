@@ -11,13 +11,11 @@ import threading
 from dataclasses import replace
 
 import pytest
-from carried_tools import CARRIED_CLIENT, SHARE_A_GPU, goes_on_after_a_kill, nccl_collectives, nccl_pair, start_carried
+from carried_tools import CARRIED_CLIENT, SHARE_A_GPU, doomed, nccl_collectives, nccl_pair
 from frame_proxy import FrameProxy
-from transport_tools import OBJECTS, TOKEN, Memory, fetched
+from transport_tools import OBJECTS, Memory, fetched
 
 from rose.errors import DeadlineExceeded
-from rose.waits import WaitBoard
-from rose_transfer.transport.carried import CarriedClient
 from rose_transfer.transport.collective import CollectiveBorrower
 from rose_transfer.transport.frames import PIECE_BYTES_MAX
 
@@ -63,16 +61,8 @@ def test_a_server_that_dies_or_freezes_holds_nobody_and_the_fetch_goes_on_with_t
     _, borrowing = nccl_collectives()
 
     async def check() -> None:
-        process, port = start_carried("nccl", signal_)
-        client = CarriedClient(
-            "127.0.0.1", port, borrower=CollectiveBorrower(borrowing), token=TOKEN, waits=WaitBoard(), limits=PATIENT
-        )
-        try:
-            await goes_on_after_a_kill(process, client, nccl_pair(Memory(), port=port))
-        finally:
-            await client.close()
-            process.kill()
-            process.wait(10)
+        async with doomed("nccl", signal_, CollectiveBorrower(borrowing), PATIENT) as server:
+            await server.dies_in_a_fetch(lambda port: nccl_pair(Memory(), port=port))
 
     asyncio.run(check())
 

@@ -11,14 +11,13 @@ from random import Random
 from types import ModuleType
 
 import pytest
-from carried_tools import UCX_PATHS, goes_on_after_a_kill, heard, need_nixl, nixl_agents, rdma_pair, start_carried
+from carried_tools import UCX_PATHS, doomed, heard, need_nixl, nixl_agents, rdma_pair
 from frame_proxy import HOLD, FrameProxy, Meddle
 from test_transport_faults import Stranger
-from transport_tools import OBJECTS, PIECE, QUICK_SERVER, TOKEN, Memory, all_at_once, fetched, tcp_pair, until
+from transport_tools import OBJECTS, PIECE, QUICK_SERVER, Memory, all_at_once, fetched, tcp_pair, until
 
 from rose.errors import ContractError, DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.transport.carried import CarriedClient
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.frames import PIECE_BYTES_MAX
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
@@ -74,28 +73,16 @@ def nothing_given_up(agent: NixlAgent) -> bool:
     return not agent._given_up
 
 
-def client_of(path: str, port: int) -> CarriedClient:
-    borrower = RdmaBorrower(nixl_agents(path)[1])
-    return CarriedClient("127.0.0.1", port, borrower=borrower, token=TOKEN, waits=WaitBoard(), limits=PATIENT)
-
-
 def test_a_server_that_freezes_thaws_and_dies_holds_nobody_and_the_fetch_goes_on() -> None:
     path = "shared memory"
+    borrowing = nixl_agents(path)[1]
+    env = {"UCX_TLS": UCX_PATHS[path]}
 
     async def check() -> None:
-        process, port = start_carried("rdma", signal.SIGSTOP, {"UCX_TLS": UCX_PATHS[path]})
-        client = client_of(path, port)
-        try:
-            with pytest.raises(DeadlineExceeded, match="long"):
-                await client.fetch("long", MemoryLanding(), deadline_s=2 * PATIENT.stall_s)
-            process.send_signal(signal.SIGCONT)
-            assert await fetched(client, "long", deadline_s=60) == OBJECTS["long"]
-            await goes_on_after_a_kill(process, client, rdma_pair(Memory(), path, port=port))
-            await until(lambda: nothing_given_up(nixl_agents(path)[1]))
-        finally:
-            await client.close()
-            process.kill()
-            process.wait(10)
+        async with doomed("rdma", signal.SIGSTOP, RdmaBorrower(borrowing), PATIENT, env) as server:
+            await server.freezes_and_thaws(2 * PATIENT.stall_s)
+            await server.dies_in_a_fetch(lambda port: rdma_pair(Memory(), path, port=port))
+            await until(lambda: nothing_given_up(borrowing))
 
     asyncio.run(check())
 

@@ -86,7 +86,7 @@ def test_a_silent_server_is_left_and_another_link_tried() -> None:
     pair = fetching(trouble=Trouble(mute=1.0))
     pair.driver.run(QUIET_S)
     pair.check_ended({1})
-    assert pair.drops.count("silence") >= 3
+    assert sum(why.startswith("silence") for why in pair.drops) >= 3
 
 
 def test_a_wrong_token_is_refused_at_once_and_nothing_is_served() -> None:

@@ -16,8 +16,10 @@ from rose.errors import TransferError
 from rose.waits import WaitBoard
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.fetching import StreamClient
+from rose_transfer.transport.frames import HEADER_BYTES
 from rose_transfer.transport.interface import ObjectSource, ReadableObject
 from rose_transfer.transport.landing import MemoryLanding
+from rose_transfer.transport.messages import KNOCK
 from rose_transfer.transport.server_session import ServerLimits
 from rose_transfer.transport.serving import StreamServer
 from rose_transfer.transport.shared_memory import SharedMemoryClient, SharedMemoryServer
@@ -25,6 +27,7 @@ from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 TOKEN = "a token of the tests"
 PIECE = 4096
+KNOCK_BYTES = HEADER_BYTES + len(KNOCK)
 QUICK_CLIENT = ClientLimits(
     streams=4, window=4, piece_bytes=PIECE, greet_s=1.0, stall_s=1.0, retry_s=0.01, retry_s_max=0.05
 )

@@ -9,21 +9,28 @@ Invariants
 from __future__ import annotations
 
 import contextlib
+from typing import Protocol
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.distribution.offer import Offer
-from rose_transfer.distribution.subscription import Subscription, log
+from rose_transfer.distribution.subscription import log
 from rose_transfer.store import NoRoom
 
 _PAUSE_S = 1.0
 _PAUSE_S_MAX = 64.0
 
 
+class News(Protocol):
+    async def next(self, after: Offer | None) -> Offer | None:
+        """See `Subscription`."""
+        ...
+
+
 class Attempts:
     """Of one who follows what `news` says."""
 
-    def __init__(self, news: Subscription, waits: WaitBoard) -> None:
+    def __init__(self, news: News, waits: WaitBoard) -> None:
         self._news = news
         self._waits = waits
         self._failing: Offer | None = None
@@ -44,7 +51,7 @@ class Attempts:
         # How many bytes are free is another number each time.
         reason = "no room" if isinstance(why, NoRoom) else str(why)
         if reason not in self._told:
-            log.warning("a version is not relayed yet; it is tried on", version=failed.version, why=str(why))
+            log.warning("a version cannot be had yet; it is tried on", version=failed.version, why=str(why))
         self._told.add(reason)
         pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _PAUSE_S_MAX)
         with contextlib.suppress(DeadlineExceeded):

@@ -30,8 +30,9 @@ from rose_transfer.transport.interface import ObjectSource
 from rose_transfer.transport.lanes import Lane
 from rose_transfer.transport.link import Link
 from rose_transfer.transport.messages import Data, Lent, Offer, ProtocolError, Taken, parse, to_frame
+from rose_transfer.transport.mismatch import Mismatch
+from rose_transfer.transport.peer import Peer
 from rose_transfer.transport.server_session import ServerLimits
-from rose_transfer.transport.serving import Peer
 from rose_transfer.transport.tcp import LOOPBACK, TcpClient, TcpServer
 
 # Longer ones leave the processor's cache, and UCX's TCP is slow at them (`bench/rdma_choice.py`).
@@ -254,9 +255,9 @@ class _CarriedDialed(Dialed):
         link.abort()
         self.ended(link, why)
 
-    def ended(self, link: Link, why: str) -> None:
+    def ended(self, link: Link, why: str, mismatch: Mismatch | None = None) -> None:
         self._cut_taker()
-        super().ended(link, why)
+        super().ended(link, why, mismatch)
 
     def _abort(self) -> None:
         self._cut_taker()

@@ -14,6 +14,7 @@ from rose.errors import TransferError
 from rose_transfer.transport.frames import Frame
 from rose_transfer.transport.interface import Announcement
 from rose_transfer.transport.messages import Message
+from rose_transfer.transport.mismatch import Mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +67,11 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The link could not be made, was cut, or carried what is no frame."""
+    """The link could not be made, was cut, or carried what is no frame; `mismatch` if the two ends do not fit."""
 
     link: int
     why: str
+    mismatch: Mismatch | None = None
 
 
 @dataclass(frozen=True, slots=True)

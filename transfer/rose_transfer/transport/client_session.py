@@ -57,23 +57,21 @@ from rose_transfer.transport.client_state import (
 from rose_transfer.transport.frames import Frame
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.messages import (
-    WAIT_MS_MAX,
     Busy,
     Challenge,
     Data,
     Fail,
     FailCode,
-    Get,
     Hello,
-    Locate,
+    Knock,
     Message,
     News,
     Place,
     ProtocolError,
-    Watch,
     Welcome,
     parse,
 )
+from rose_transfer.transport.mismatch import OTHER_TOKEN, TLS_THERE_ONLY, Mismatch
 from rose_transfer.transport.piece_list import PieceList
 
 
@@ -91,6 +89,8 @@ class ClientSession:
         self._calls: dict[int, CallState] = {}
         self._calls_to_send: list[int] = []
         self._ticking = False
+        self._welcomed = False
+        self._misfits = 0
         self.last_trouble = ""
 
     def asked(self, link: int, request: int) -> Asked | None:
@@ -122,15 +122,16 @@ class ClientSession:
             case Connected(link):
                 if link in self._links:
                     self._links[link].state = LinkState.GREETING
+                    return [Send(link, Knock())]
             case Heard(link):
                 if link in self._links:
                     self._links[link].heard_s = now
             case Arrived(link, frame):
                 if link in self._links:
                     return self._read(link, frame, now)
-            case Lost(link, why):
+            case Lost(link, why, mismatch):
                 if link in self._links:
-                    return self._lose(link, why)
+                    return [*self._lose(link, self._told(link, why, mismatch)), *self._judge(mismatch)]
             case Retry(slot):
                 self._slots[slot].waiting = False
             case Tick():
@@ -160,8 +161,9 @@ class ClientSession:
             return [Send(number, Hello(link.nonce, auth.client_proof(self._token, message.nonce, link.nonce)))]
         if link.state is LinkState.PROVING and isinstance(message, Welcome):
             if not auth.same(message.proof, link.expected_proof):
-                return [*self._drop(number, "a wrong proof"), *self._fail_all("the server does not know our token")]
+                return [*self._drop(number, "a wrong proof"), *self._refuse("the server does not know our token")]
             link.state = LinkState.READY
+            self._welcomed = True
             self._slots[link.slot].failures = 0
             return ()
         raise ProtocolError(f"received {type(message).__name__} while {link.state.value}")
@@ -169,8 +171,21 @@ class ClientSession:
     def _refused(self, number: int, fail: Fail) -> Sequence[ClientAction]:
         dropped = self._drop(number, f"refused: {fail.text}")
         if fail.code is FailCode.TOKEN:
-            return [*dropped, *self._fail_all("the server does not accept our token")]
-        return dropped
+            return [*dropped, *self._refuse("the server does not accept our token")]
+        return [*dropped, *self._judge(TLS_THERE_ONLY if fail.code is FailCode.TLS else None)]
+
+    def _judge(self, mismatch: Mismatch | None) -> Sequence[ClientAction]:
+        """Give up where another link would be no better.
+
+        A server that has welcomed us before does fit: it, or what stands in for it just now, is tried again. So is one
+        whose first bytes may have been damaged, once.
+        """
+        if mismatch is None or self._welcomed:
+            return ()
+        self._misfits += 1
+        if not mismatch.certain and self._misfits == 1:
+            return ()
+        return self._refuse(mismatch.what, mismatch)
 
     def _answer(self, link: LinkBook, message: Message) -> Sequence[ClientAction]:
         match message:
@@ -234,10 +249,17 @@ class ClientSession:
     def _fail(self, ask: int, error: TransferError) -> Sequence[ClientAction]:
         return [Failed(ask, error)] if self._forget(ask) else ()
 
-    def _fail_all(self, why: str) -> Sequence[ClientAction]:
+    def _refuse(self, why: str, mismatch: Mismatch = OTHER_TOKEN) -> Sequence[ClientAction]:
         asks = [*self._fetches, *self._calls]
-        error = Refused(why, expected="the same token on both sides", to_do="compare the tokens' sources")
+        error = Refused(why, expected=mismatch.expected, to_do=mismatch.to_do)
         return [action for ask in asks for action in self._fail(ask, error)]
+
+    def _told(self, number: int, why: str, mismatch: Mismatch | None) -> str:
+        """How a link ended, for people."""
+        if mismatch is not None:
+            return mismatch.what
+        ungreeted = self._links[number].state is LinkState.GREETING
+        return f"{why}; it was connected and had not said a word: is a transfer server there?" if ungreeted else why
 
     def _drop(self, number: int, why: str) -> Sequence[ClientAction]:
         return [Drop(number, why), *self._lose(number, why)]
@@ -263,7 +285,7 @@ class ClientSession:
             if (link.state is not LinkState.READY and now - link.since_s >= self._limits.greet_s)
             or (link.open and now - link.heard_s >= self._limits.stall_s)
         ]
-        return [action for number in silent for action in self._drop(number, "silence")]
+        return [action for number in silent for action in self._drop(number, self._told(number, "silence", None))]
 
     # What to ask for next
 
@@ -298,37 +320,13 @@ class ClientSession:
         link = self._links[number]
         if self._calls_to_send:
             ask = self._calls_to_send.pop(0)
-            return Send(number, self._call_message(link, ask, now))
+            return Send(number, link.call(ask, self._calls[ask], now))
         roomy = [each for each in ready if len(self._links[each].pieces) < self._limits.window]
         ask_next = next((ask for ask, fetch in self._fetches.items() if fetch.pieces.has_next()), None)
         if not roomy or ask_next is None:
             return None
         number = min(roomy, key=lambda each: (len(self._links[each].pieces), each))
-        return Send(number, self._piece_message(self._links[number], ask_next, now))
-
-    def _call_message(self, link: LinkBook, ask: int, now: float) -> Watch | Locate:
-        self._open_request(link, now)
-        link.calls[link.requests] = ask
-        call = self._calls[ask]
-        match call.asked:
-            case WatchAsked(_, at_least, _):
-                wait_ms = int(1e3 * max(0.0, call.until_s - now))
-                return Watch(link.requests, at_least, min(WAIT_MS_MAX, wait_ms))
-            case LocateAsked(_, key):
-                return Locate(link.requests, key)
-
-    def _piece_message(self, link: LinkBook, ask: int, now: float) -> Get:
-        self._open_request(link, now)
-        fetch = self._fetches[ask]
-        offset, length = fetch.pieces.take()
-        link.pieces[link.requests] = (ask, offset)
-        return Get(link.requests, fetch.key, offset, length)
-
-    def _open_request(self, link: LinkBook, now: float) -> None:
-        # Silence is counted from the first open request on; before it there was nothing to hear.
-        if not link.open:
-            link.heard_s = now
-        link.requests += 1
+        return Send(number, self._links[number].next_piece(ask_next, self._fetches[ask_next], now))
 
 
 def _error(code: FailCode, text: str) -> TransferError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rose_transfer.transport.client_events import LocateAsked, WatchAsked
+from rose_transfer.transport.messages import WAIT_MS_MAX, Get, Locate, Watch
 from rose_transfer.transport.piece_list import PieceList
 
 
@@ -55,6 +56,8 @@ class CallState:
 
 @dataclass(slots=True)
 class LinkBook:
+    """A link, and what is open on it."""
+
     slot: int
     since_s: float
     heard_s: float
@@ -68,6 +71,30 @@ class LinkBook:
     @property
     def open(self) -> int:
         return len(self.pieces) + len(self.calls)
+
+    def call(self, ask: int, call: CallState, now: float) -> Watch | Locate:
+        """The request for the answer to a watch or a search."""
+        self._open_request(now)
+        self.calls[self.requests] = ask
+        match call.asked:
+            case WatchAsked(_, at_least, _):
+                wait_ms = int(1e3 * max(0.0, call.until_s - now))
+                return Watch(self.requests, at_least, min(WAIT_MS_MAX, wait_ms))
+            case LocateAsked(_, key):
+                return Locate(self.requests, key)
+
+    def next_piece(self, ask: int, fetch: FetchState, now: float) -> Get:
+        """The request for the next piece of a fetch that has one."""
+        self._open_request(now)
+        offset, length = fetch.pieces.take()
+        self.pieces[self.requests] = (ask, offset)
+        return Get(self.requests, fetch.key, offset, length)
+
+    def _open_request(self, now: float) -> None:
+        # Silence is counted from the first open request on; before it there was nothing to hear.
+        if not self.open:
+            self.heard_s = now
+        self.requests += 1
 
 
 @dataclass(slots=True)

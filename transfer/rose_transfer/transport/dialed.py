@@ -17,6 +17,7 @@ from typing import Protocol
 from rose_transfer.transport.frames import FROM_SERVER, Frame, Header
 from rose_transfer.transport.lanes import Lane
 from rose_transfer.transport.link import Link
+from rose_transfer.transport.mismatch import Mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class DialedOwner(Protocol):
 
     def heard(self, dialed: Dialed) -> None: ...
 
-    def ended(self, dialed: Dialed, why: str) -> None: ...
+    def ended(self, dialed: Dialed, why: str, mismatch: Mismatch | None = None) -> None: ...
 
 
 class Dialed:
@@ -100,8 +101,8 @@ class Dialed:
     def heard(self, link: Link) -> None:
         self._tell(partial(self._owner.heard, self))
 
-    def ended(self, link: Link, why: str) -> None:
-        self._tell(partial(self._owner.ended, self, why))
+    def ended(self, link: Link, why: str, mismatch: Mismatch | None = None) -> None:
+        self._tell(partial(self._owner.ended, self, why, mismatch))
 
     def place(self, link: Link, header: Header) -> memoryview | None:
         spot = self._spots.pop(header.request, None)

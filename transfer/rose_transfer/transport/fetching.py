@@ -46,10 +46,11 @@ from rose_transfer.transport.client_session import ClientSession
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.dialed import Dialed, Spot
 from rose_transfer.transport.frames import Frame, Kind
-from rose_transfer.transport.interface import Announcement, Landing, is_key
+from rose_transfer.transport.interface import Announcement, Landing, Refused, is_key
 from rose_transfer.transport.lanes import Lane
 from rose_transfer.transport.link import Link
 from rose_transfer.transport.messages import Get, Message, to_frame
+from rose_transfer.transport.mismatch import Mismatch, of_handshake
 
 # A server is to answer a watch a little before the asker gives up, or no news could not be told from no server.
 _ANSWER_SHARE = 0.1
@@ -115,8 +116,9 @@ class StreamClient(ABC):
         if self._dialing:
             with self._waits.waiting("end of dialing", self._server, _CLOSE_S):
                 await asyncio.wait(self._dialing, timeout=_CLOSE_S)
-        for lane in self._lanes:
-            lane.close()
+        with self._waits.waiting("end of its threads", self._server, _CLOSE_S):
+            for lane in self._lanes:
+                lane.close()
 
     async def _ask(
         self,
@@ -178,6 +180,9 @@ class StreamClient(ABC):
                 self._resolve(ask, newest)
             case Found(ask, size_bytes, path):
                 self._resolve(ask, (size_bytes, path))
+            case Failed(ask, Refused() as refused):
+                what = f"{self._server}: {refused.what}"
+                self._reject(ask, Refused(what, expected=refused.expected, to_do=refused.to_do))
             case Failed(ask, error):
                 self._reject(ask, error)
 
@@ -222,7 +227,7 @@ class StreamClient(ABC):
         try:
             await self._waits.within(dial, "connection", self._server, self._limits.greet_s, boundary="transfer")
         except (OSError, DeadlineExceeded) as error:
-            self.ended(dialed, str(error))
+            self.ended(dialed, str(error), of_handshake(error))
         except asyncio.CancelledError:
             # Cut while dialing: the session knows.
             if not dialed.dialing.cancelled():
@@ -254,10 +259,10 @@ class StreamClient(ABC):
     def heard(self, dialed: Dialed) -> None:
         self._step(Heard(dialed.number))
 
-    def ended(self, dialed: Dialed, why: str) -> None:
+    def ended(self, dialed: Dialed, why: str, mismatch: Mismatch | None = None) -> None:
         if dialed.number in self._dialed:
             self._cut(dialed.number)
-            self._step(Lost(dialed.number, why))
+            self._step(Lost(dialed.number, why, mismatch))
 
     def _put(self, number: int, frame: Frame) -> None:
         """A piece of an object whose size was not known; if it is no answer to a request, the session sees to it."""

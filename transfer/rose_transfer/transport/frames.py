@@ -4,6 +4,7 @@ Invariants
 - A decoder yields exactly the frames that its peer's encoder made, in order, or raises FrameError; after that it
   raises the same error for ever. There is no resynchronising: the connection is dropped and its requests asked again.
 - Frames are numbered from 0 on each connection, so one that is lost, repeated or out of turn is found.
+- What does not begin as a frame is refused with its first wrong byte: who speaks another protocol may wait for us.
 - The header has its own checksum and is verified before a byte of its payload is awaited or put anywhere, so a
   payload may be received straight into the place it is meant for. What is there counts only once its frame came out.
 - Memory is bounded before it is taken: each kind has its longest payload, and a side accepts only its own kinds.
@@ -29,7 +30,7 @@ import xxhash
 from rose.errors import TransferError
 
 MAGIC = b"RoSE"
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 PIECE_BYTES_MAX = 4 * 2**20
 _FIELDS = struct.Struct("<4sBBHIIQQQQ")
 _SUM = struct.Struct("<Q")
@@ -53,6 +54,7 @@ class Kind(IntEnum):
     OFFER = 12
     LENT = 13
     TAKEN = 14
+    KNOCK = 15
 
 
 PAYLOAD_BYTES_MAX: Mapping[Kind, int] = {
@@ -70,6 +72,7 @@ PAYLOAD_BYTES_MAX: Mapping[Kind, int] = {
     Kind.OFFER: 2**16,
     Kind.LENT: 24,
     Kind.TAKEN: 0,
+    Kind.KNOCK: 4,
 }
 FROM_SERVER = frozenset(
     {
@@ -102,11 +105,15 @@ class FrameFault(StrEnum):
 
 
 class FrameError(TransferError):
-    """A peer sent what is no frame; `fault` says why. Its connection is of no more use."""
+    """A peer sent what is no frame; `fault` says why. Its connection is of no more use.
 
-    def __init__(self, fault: FrameFault) -> None:
+    `opening` is how the connection began, if this was to be its first frame, and None otherwise.
+    """
+
+    def __init__(self, fault: FrameFault, opening: bytes | None) -> None:
         super().__init__(f"received {fault.value}")
         self.fault = fault
+        self.opening = opening
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +198,8 @@ class Decoder:
             self._hash.update(self._target[self._filled : self._filled + count])
         self._filled += count
         if self._filled < len(self._target):
+            if self._header is None:
+                self._check_magic()
             return None
         if self._header is None:
             header = self._open_header()
@@ -218,11 +227,14 @@ class Decoder:
         if self._header is not None or self._filled:
             self._fail(FrameFault.TRUNCATED)
 
+    def _check_magic(self) -> None:
+        if not MAGIC.startswith(bytes(self._head[: min(self._filled, len(MAGIC))])):
+            self._fail(FrameFault.MAGIC)
+
     def _open_header(self) -> Header:
         fields = self._head[: _FIELDS.size]
-        magic, version, kind, reserved, request, length, sequence, offset, size, payload_sum = _FIELDS.unpack(fields)
-        if magic != MAGIC:
-            self._fail(FrameFault.MAGIC)
+        self._check_magic()
+        _, version, kind, reserved, request, length, sequence, offset, size, payload_sum = _FIELDS.unpack(fields)
         if version != WIRE_VERSION:
             self._fail(FrameFault.VERSION)
         if _SUM.unpack(self._head[_FIELDS.size :])[0] != xxhash.xxh3_64_intdigest(fields):
@@ -259,6 +271,7 @@ class Decoder:
             raise self._error
 
     def _fail(self, fault: FrameFault) -> NoReturn:
-        self._error = FrameError(fault)
+        first = not self._sequence and self._header is None
+        self._error = FrameError(fault, bytes(self._head[: self._filled]) if first else None)
         self._target = self._head
         raise self._error

@@ -26,7 +26,9 @@ class ObjectMissing(TransferError):
 
 
 class Refused(TransferError):
-    """The other side does not accept us, or we do not accept it: the token is wrong."""
+    """The two sides do not fit: other tokens, TLS on one of them only, a certificate that is not accepted, or a service
+    of another kind. To try again is of no use before somebody has changed that.
+    """
 
 
 def is_key(text: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from rose.waits import WaitBoard
 from rose_transfer.transport.frames import Decoder, Encoder, Frame, FrameError, Header, Kind
+from rose_transfer.transport.mismatch import Mismatch, of_first_frame
 
 SLICE_BYTES = 2**18
 _HEARD_EVERY_S = 0.5
@@ -30,7 +31,7 @@ class LinkOwner(Protocol):
         """Part of a long frame came; at most twice a second."""
         ...
 
-    def ended(self, link: Link, why: str) -> None: ...
+    def ended(self, link: Link, why: str, mismatch: Mismatch | None) -> None: ...
 
     def place(self, link: Link, header: Header) -> memoryview | None:
         """See `frames.Decoder`."""
@@ -79,7 +80,7 @@ class Link(asyncio.BufferedProtocol):
         try:
             frame = self._decoder.advance(nbytes)
         except FrameError as error:
-            self._end(error.what)
+            self._end(error.what, of_first_frame(error))
             return
         if frame is not None:
             self._owner.arrived(self, frame)
@@ -107,14 +108,21 @@ class Link(asyncio.BufferedProtocol):
 
     # Called by the owner
 
+    @property
+    def peer(self) -> str:
+        """The other side's address, empty where it has none."""
+        name = None if self._transport is None else self._transport.get_extra_info("peername")
+        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
+
     def send(self, frame: Frame) -> None:
         """Send a small frame, behind a piece that is being sent."""
-        if self._over or self._transport is None:
+        transport = self._writable()
+        if transport is None:
             return
         if self._sending:
             self._held.append(frame)
         else:
-            self._transport.write(self._encoder.encode(frame))
+            transport.write(self._encoder.encode(frame))
 
     async def send_piece(
         self, frame: Frame, payload_sum: int, moved: Callable[[], None], *, waits: WaitBoard, whom: str, stall_s: float
@@ -152,11 +160,17 @@ class Link(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _write(self, data: bytes | memoryview) -> None:
-        if self._over or self._transport is None:
+        transport = self._writable()
+        if transport is None:
             raise LinkEnded("the link ended while a piece was being sent")
-        self._transport.write(data)
+        transport.write(data)
 
-    def _end(self, why: str) -> None:
+    def _writable(self) -> asyncio.Transport | None:
+        # A write that finds the connection gone closes the transport at once, and says so only in a later turn of the
+        # loop. What is written to it until then is thrown away, and asyncio complains on stderr.
+        return None if self._over or self._transport is None or self._transport.is_closing() else self._transport
+
+    def _end(self, why: str, mismatch: Mismatch | None = None) -> None:
         if not self._over:
             self.abort()
-            self._owner.ended(self, why)
+            self._owner.ended(self, why, mismatch)

@@ -1,6 +1,7 @@
 """What the frames mean. Every field of a frame that its kind does not use must be empty.
 
     kind       from    request  offset     size       payload
+    KNOCK      client  -        -          -          two ends of line; it says nothing, but says it first, see below
     CHALLENGE  server  -        -          -          32 random bytes
     HELLO      client  -        -          -          32 random bytes, 32 bytes of proof (see `auth`)
     WELCOME    server  -        -          -          32 bytes of proof
@@ -17,6 +18,10 @@
     TAKEN      client  as LENT  -          -          - ; the piece was taken
 
 Requests are numbered from 1 upwards on each connection.
+
+A client knocks and a server challenges as soon as they are connected. Neither waits for the other: so a service of
+another kind, whichever side it is on, is seen for what it is by what it answers, see `mismatch`. The ends of line are
+for those that read lines.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 _FAIL_TEXT_BYTES = 400
 WAIT_MS_MAX = 3_600_000
+KNOCK = b"\r\n\r\n"
 
 
 class ProtocolError(TransferError):
@@ -49,6 +55,12 @@ class FailCode(IntEnum):
     TOKEN = 4
     FULL = 5
     NOT_LOCAL = 6
+    TLS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +160,21 @@ class Taken:
 
 
 Message: TypeAlias = (
-    Challenge | Hello | Welcome | Get | Data | Watch | News | Locate | Place | Fail | Busy | Offer | Lent | Taken
+    Knock
+    | Challenge
+    | Hello
+    | Welcome
+    | Get
+    | Data
+    | Watch
+    | News
+    | Locate
+    | Place
+    | Fail
+    | Busy
+    | Offer
+    | Lent
+    | Taken
 )
 _LENT = struct.Struct("<QQQ")
 
@@ -156,6 +182,8 @@ _LENT = struct.Struct("<QQQ")
 def to_frame(message: Message) -> Frame:
     """The frame that carries a message."""
     match message:
+        case Knock():
+            return Frame(Kind.KNOCK, payload=KNOCK)
         case Challenge(nonce):
             return Frame(Kind.CHALLENGE, payload=nonce)
         case Hello(nonce, proof):
@@ -200,6 +228,8 @@ def parse(frame: Frame) -> Message:
 def _parse(frame: Frame) -> Message | None:
     request, offset, size, payload = frame.request, frame.offset, frame.size, frame.payload
     match frame.kind:
+        case Kind.KNOCK:
+            return Knock() if payload == KNOCK else None
         case Kind.CHALLENGE:
             return Challenge(bytes(payload)) if len(payload) == NONCE_BYTES else None
         case Kind.HELLO:
@@ -241,6 +271,7 @@ def _parse(frame: Frame) -> Message | None:
 _FAIL_CODES = frozenset(code.value for code in FailCode)
 # Which of (request, offset, size) a kind uses; FAIL may be about request 0.
 _USES = {
+    Kind.KNOCK: (False, False, False),
     Kind.CHALLENGE: (False, False, False),
     Kind.HELLO: (False, False, False),
     Kind.WELCOME: (False, False, False),

@@ -12,8 +12,8 @@ Invariants
 State table
 
     state     HELLO                       GET, LOCATE, WATCH    anything else   Tick
-    greeting  → ready, WELCOME            close                 close           close after hello_s
-              or FAIL(TOKEN), close
+    greeting  → ready, WELCOME            close                 close, but not  close after hello_s
+              or FAIL(TOKEN), close                             for KNOCK
     ready     close                       served                close           BUSY, or close: idle, does not read
     closed    everything is ignored
 """
@@ -36,6 +36,7 @@ from rose_transfer.transport.messages import (
     FailCode,
     Get,
     Hello,
+    Knock,
     Locate,
     Message,
     News,
@@ -45,6 +46,7 @@ from rose_transfer.transport.messages import (
     Welcome,
     parse,
 )
+from rose_transfer.transport.mismatch import OTHER_TOKEN, Mismatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,10 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Send what was sent so far, then close. Nothing more will be asked for."""
+    """Send what was sent so far, then close; `mismatch` if the two ends do not fit. Nothing more will be asked for."""
 
     why: str
+    mismatch: Mismatch | None = None
 
 
 ServerAction: TypeAlias = Send | Serve | Find | Close | After[ServerEvent]
@@ -219,6 +222,8 @@ class ServerSession:
         except ProtocolError as error:
             return self._close(error.what)
         if self._state is _State.GREETING:
+            if isinstance(message, Knock):
+                return ()
             return self._greet(message) if isinstance(message, Hello) else self._close("a request before hello")
         if not isinstance(message, Get | Watch | Locate):
             return self._close(f"{frame.kind.name} when requests are due")
@@ -232,7 +237,7 @@ class ServerSession:
     def _greet(self, hello: Hello) -> Sequence[ServerAction]:
         if not auth.same(hello.proof, auth.client_proof(self._token, self._nonce, hello.nonce)):
             refusal = Send(Fail(0, FailCode.TOKEN, "the token is wrong"))
-            return [refusal, *self._close("a wrong token")]
+            return [refusal, *self._close("a wrong token", OTHER_TOKEN)]
         self._state = _State.READY
         return [Send(Welcome(auth.server_proof(self._token, self._nonce, hello.nonce)))]
 
@@ -283,6 +288,6 @@ class ServerSession:
     def _tick_later(self) -> After[ServerEvent]:
         return After(min(self._limits.keepalive_s, self._limits.hello_s) / 2, Tick())
 
-    def _close(self, why: str) -> Sequence[ServerAction]:
+    def _close(self, why: str, mismatch: Mismatch | None = None) -> Sequence[ServerAction]:
         self._state = _State.CLOSED
-        return [Close(why)]
+        return [Close(why, mismatch)]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from rose.waits import WaitBoard
 from rose_transfer.transport.client_state import ClientLimits
+from rose_transfer.transport.doorstep import Doorstep
 from rose_transfer.transport.fetching import StreamClient
 from rose_transfer.transport.interface import ObjectSource
 from rose_transfer.transport.link import Link
@@ -50,12 +51,21 @@ class TcpServer(StreamServer):
         self._host = host
         self.port = port
         self._tls = tls
+        self._doorstep: Doorstep | None = None
+
+    async def close(self) -> None:
+        if self._doorstep is not None:
+            self._doorstep.close()
+        await super().close()
 
     async def _listen(self, make_link: Callable[[], Link]) -> asyncio.Server:
-        handshake_s = self.limits.hello_s if self._tls else None
-        server = await asyncio.get_running_loop().create_server(
-            make_link, self._host, self.port, ssl=self._tls, ssl_handshake_timeout=handshake_s, backlog=256
-        )
+        make: Callable[[], asyncio.BaseProtocol] = make_link
+        if self._tls is not None:
+            self._doorstep = Doorstep(
+                make_link, self._tls, self.limits, waits=self.waits, server=self.name, tell=self.tell_of
+            )
+            make = self._doorstep.make_protocol
+        server = await asyncio.get_running_loop().create_server(make, self._host, self.port, backlog=256)
         self.port = server.sockets[0].getsockname()[1]
         return server
 

@@ -1,0 +1,153 @@
+"""Where a server that speaks TLS looks at how a connection begins: who speaks none is told so, in the clear.
+
+TLS itself would end such a connection without a word, and its client would try again until its deadline.
+
+Invariants
+- What is looked at is not taken: TLS reads it again, from the first byte on.
+- Nobody stays for more than twice `hello_s`, and at most `connections_max` are here at once.
+- Nothing that a peer does here ends the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import Callable
+
+from rose.errors import DeadlineExceeded
+from rose.logs import logger
+from rose.waits import WaitBoard
+from rose_transfer.transport.frames import Encoder
+from rose_transfer.transport.link import Link
+from rose_transfer.transport.messages import Fail, FailCode, to_frame
+from rose_transfer.transport.mismatch import (
+    NOT_ACCEPTED,
+    TLS_HERE_ONLY,
+    TLS_RECORDS,
+    TLS_THERE_ONLY,
+    Mismatch,
+    of_handshake,
+)
+from rose_transfer.transport.server_session import ServerLimits
+
+_LOOK_BYTES = 2**16
+
+
+class Doorstep:
+    """Of one server, called `server` in waits and logs; used from its loop. Who speaks TLS goes on as a link.
+
+    `tell` is given what does not fit, and whose address that was.
+    """
+
+    def __init__(
+        self,
+        make_link: Callable[[], Link],
+        tls: ssl.SSLContext,
+        limits: ServerLimits,
+        *,
+        waits: WaitBoard,
+        server: str,
+        tell: Callable[[Mismatch, str], None],
+    ) -> None:
+        self._make_link = make_link
+        self._tls = tls
+        self._limits = limits
+        self._waits = waits
+        self._server = server
+        self._tell = tell
+        self._here: set[asyncio.Task[None]] = set()
+
+    def make_protocol(self) -> asyncio.BaseProtocol:
+        return _Arrival(self)
+
+    def close(self) -> None:
+        """Turn away whoever is here."""
+        for task in self._here:
+            task.cancel()
+
+    def arrived(self, taken: socket.socket) -> None:
+        """Of a connection from which nothing was read yet."""
+        if len(self._here) >= self._limits.connections_max:
+            taken.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._let_in(taken))
+        self._here.add(task)
+        task.add_done_callback(self._here.discard)
+
+    async def _let_in(self, taken: socket.socket) -> None:
+        peer = _name(taken)
+        try:
+            if await self._speaks_tls(taken):
+                await self._shake_hands(taken, peer)
+                return
+            # What stays unread would reset the connection, and with that the answer could be lost.
+            taken.recv(_LOOK_BYTES)
+            taken.send(Encoder().encode(to_frame(Fail(0, FailCode.TLS, TLS_THERE_ONLY.what))))
+            self._tell(TLS_HERE_ONLY, peer)
+        except (OSError, DeadlineExceeded) as error:
+            logger("transfer").info("peer dropped", server=self._server, peer=peer, why=str(error))
+        finally:
+            taken.close()
+
+    async def _speaks_tls(self, taken: socket.socket) -> bool:
+        """Raises DeadlineExceeded, or ConnectionError if it left."""
+        try:
+            first = taken.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            await self._readable(taken)
+            first = taken.recv(1, socket.MSG_PEEK)
+        if not first:
+            raise ConnectionResetError("left without a word")
+        return first in TLS_RECORDS
+
+    async def _readable(self, taken: socket.socket) -> None:
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(taken, readable.set)
+        try:
+            await self._waits.within(
+                readable.wait(), "first byte", f"a peer of {self._server}", self._limits.hello_s, boundary="transfer"
+            )
+        finally:
+            loop.remove_reader(taken)
+
+    async def _shake_hands(self, taken: socket.socket, peer: str) -> None:
+        # From here on it is the transport's to close.
+        own, hello_s = socket.socket(fileno=taken.detach()), self._limits.hello_s
+        try:
+            with self._waits.waiting("handshake of TLS", f"a peer of {self._server}", hello_s):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    self._make_link, own, ssl=self._tls, ssl_handshake_timeout=hello_s
+                )
+        except OSError as error:
+            # asyncio's clients say nothing when they do not accept a certificate: they leave.
+            mismatch = NOT_ACCEPTED if isinstance(error, ConnectionResetError) else of_handshake(error)
+            if mismatch is None:
+                raise
+            self._tell(mismatch, peer)
+
+
+class _Arrival(asyncio.Protocol):
+    """What asyncio has accepted is taken from it before it reads."""
+
+    def __init__(self, doorstep: Doorstep) -> None:
+        self._doorstep = doorstep
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        try:
+            taken = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        except OSError as error:
+            logger("transfer").warning("a peer cannot be let in", why=str(error))
+        else:
+            taken.setblocking(False)
+            self._doorstep.arrived(taken)
+        transport.close()
+
+
+def _name(taken: socket.socket) -> str:
+    try:
+        host, port, *_ = taken.getpeername()
+    except OSError:
+        return ""
+    return f"{host}:{port}"
