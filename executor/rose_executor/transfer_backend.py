@@ -50,7 +50,7 @@ from rose_transfer.distribution import Offer
 from rose_transfer.live import LiveUpdate, RolledBack
 from rose_transfer.live.live_weights import OtherForm
 from rose_transfer.store import BucketId, Packing
-from rose_transfer.store.files import disk_trouble, hold_alone
+from rose_transfer.store.roles import Role, hold_alone
 
 log = logger("weight transfer backend")
 
@@ -112,9 +112,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             check(init_info)
             folder = Path(init_info.folder).resolve() / self._place
             if folder != self._folder:
-                with disk_trouble(f"{folder} cannot be made"):
-                    folder.mkdir(parents=True, exist_ok=True)
-                lock = hold_alone(folder, "has its weights come to")
+                lock = hold_alone(folder, Role.ENGINE)
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:

@@ -24,7 +24,7 @@ from rose_executor.launcher import Command
 from rose_executor.warm_process import WarmProcess
 from rose_transfer.distribution import WeightPublisher
 from rose_transfer.layout.layout_json import from_json
-from rose_transfer.store.files import hold_alone
+from rose_transfer.store.roles import Role, hold_alone
 from rose_transfer.transport.tcp import TcpServer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -106,8 +106,7 @@ async def tell(folder: Path, model: Path) -> Story:
                     + (deeds_of_two(folder, publisher.servers[0].port, other.servers[0].port) if workers == 2 else []),
                 }
                 taken = folder / f"{workers}-taken" / "replica-0-stage-0-rank-0"
-                taken.mkdir(parents=True)
-                lock = hold_alone(taken, "has its weights come to")
+                lock = hold_alone(taken, Role.ENGINE)
                 story.answers[workers] = await run(warm, folder, f"live-{workers}", task)
                 os.close(lock)
         for version, model_dir in folders.items():
