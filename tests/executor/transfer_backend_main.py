@@ -28,10 +28,13 @@ from rose_transfer.live import RolledBack
 
 
 def say(engine: LLM, prefixes: list[list[int]], top_logprobs: int) -> list[dict[int, float]]:
-    """Per prefix, log-probs of the most likely next tokens by id."""
+    """Per prefix, log-probs of the most likely next tokens by id; nothing where the engine takes no request."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=top_logprobs, detokenize=False)
     prompts = [TokensPrompt(prompt_token_ids=prefix) for prefix in prefixes]
-    outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    try:
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    except TransferError:
+        return []
     return [
         {token: float(entry.logprob) for token, entry in output.outputs[0].logprobs[0].items()} for output in outputs
     ]
@@ -144,6 +147,16 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 update_each(engine, info["infos"])
             elif deed == "reload":
                 engine.collective_rpc("reload_weights")
+                engine.reset_prefix_cache()
+            elif deed == "finish with nothing":
+                engine.start_weight_update()
+                engine.finish_weight_update(weight_version=info["label"])
+            elif deed == "label":
+                engine.update_weight_version(info["label"])
+            elif deed == "update without a label":
+                engine.start_weight_update()
+                engine.update_weights({"update_info": info})
+                engine.finish_weight_update()
                 engine.reset_prefix_cache()
             elif deed == "finish":
                 engine.finish_weight_update(weight_version=str(info["version"]))
