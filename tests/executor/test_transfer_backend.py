@@ -175,6 +175,9 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("reload", {}),
         ("finish with nothing", {"label": "2"}),
         ("update", {"version": 2}),
+        ("break", {"version": 1}),
+        ("update on", {"version": 1}),
+        ("update", {"version": 2}),
     ]
 
 
@@ -203,8 +206,9 @@ WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED, FOLDER_TAKEN, TO_2_AT_
 TAMPERED, MENDED_TO_2, TAMPERED_AGAIN, MENDED_TO_1, RELOADED, AGAIN_TO_1, RELOADED_AGAIN, AGAIN_TO_2 = range(20, 28)
 NOTHING_TO_DO, FALLEN, STOOD_UP, _TO_2 = range(28, 32)
 FINISHED_NOTHING, LABELLED_WRONG, LABELLED_RIGHT, TO_1_UNNAMED, NAMELESS, LABELLED_ANEW, _TO_2_NAMED = range(32, 39)
-OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(39, 43)
-OTHERS_TRAINING, TO_1_TOGETHER = 44, 46
+BROKEN, HEALED, _HEALED_TO_2 = range(39, 42)
+OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(42, 46)
+OTHERS_TRAINING, TO_1_TOGETHER = 47, 49
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -305,6 +309,15 @@ def test_an_engine_whose_weights_may_be_mixed_takes_no_request_until_an_update_s
     assert story.answers[workers][FALLEN]["says"] == []
     assert story.answers[workers][FALLEN]["version"] == "unknown"
     assert len(story.answers[workers][STOOD_UP]["says"]) == len(PREFIXES)
+
+
+@one_or_two_workers
+def test_mixed_weights_generate_nothing_and_are_healed_by_another_update(story: Story, workers: int) -> None:
+    broken, healed = (story.answers[workers][at] for at in (BROKEN, HEALED))
+    assert "this worker stumbled" in broken["error"]
+    assert (broken["says"], broken["version"]) == ([], "unknown")
+    assert (healed["error"], healed["version"], story.held(workers, HEALED)) == ("", "1", {1})
+    assert story.difference(workers, HEALED, 1) < PARITY_MAX
 
 
 @one_or_two_workers
