@@ -5,8 +5,8 @@ Invariants
   emptied and every running request was set back to recompute its context: no token is ever computed from
   keys and values of another version. Who asks for `keep_kv` lets running requests, and them alone, go on with theirs.
 - A failure before the first write leaves the old version whole and serving. A failure after it is taken back on all
-  workers, and the old version goes on; where that fails as well the engine is *poisoned*: paused for good, never mixed
-  and serving.
+  workers, and the old version goes on; where that fails as well the engine is *poisoned*: paused, never mixed and
+  serving, until a version that begins anew on every worker is in force.
 
 Each function takes the engine core as `self`; `vllm_plugin` installs those in `NAMES`. Results are plain
 values because they travel by msgpack; an exception's text reaches the caller. Source of the pause
@@ -60,15 +60,17 @@ def rose_commit(self: Any, version: int, keep_kv: bool) -> Any:
     """Apply the staged version; return what came of it, or a Future of that while a step is in flight.
 
     That is {"undone": "", "pause_ms", "drain_ms", "load_ms"}; or why all was taken back and the old version goes on.
-    Raises RuntimeError if this version is not staged on every worker (nothing was written), or the engine is poisoned.
+    Raises RuntimeError if this version is not staged on every worker (nothing was written), or if the engine is
+    poisoned, and was or stays so.
     """
     staged = self.collective_rpc("rose_staged")
     if any(state is None or state["error"] or state["version"] != version for state in staged):
         raise RuntimeError(f"version {version} is not staged and verified on every worker: {staged}")
-    if getattr(self, "_rose_poisoned", ""):
-        raise RuntimeError(f"the engine is poisoned: {self._rose_poisoned}")
+    poisoned = getattr(self, "_rose_poisoned", "")
+    if poisoned and not all(state["anew"] for state in staged):
+        raise RuntimeError(f"the engine is poisoned, and version {version} does not begin anew: {poisoned}")
     began = time.perf_counter()
-    was_paused = self.is_scheduler_paused()
+    was_paused = self._rose_paused_before if poisoned else self.is_scheduler_paused()
     idle = self.pause_scheduler(mode="keep", clear_cache=False)
     if idle is None:
         return _apply(self, version, keep_kv, was_paused, began)
@@ -89,9 +91,12 @@ def _apply(self: Any, version: int, keep_kv: bool, was_paused: bool, began: floa
     paused = time.perf_counter()
     try:
         undone, loaded = _change(self, version, keep_kv)
+        if undone and getattr(self, "_rose_poisoned", ""):
+            raise RuntimeError(f"{undone}; what was mixed before is so again")
     except BaseException as error:
-        self._rose_poisoned = f"version {version} failed half-way: {error}"
+        self._rose_poisoned, self._rose_paused_before = f"version {version} failed half-way: {error}", was_paused
         raise
+    self._rose_poisoned = ""
     if not was_paused:
         self.resume_scheduler()
     resumed = time.perf_counter()

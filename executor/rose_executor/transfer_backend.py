@@ -4,7 +4,7 @@
     llm.init_weight_transfer_engine({"init_info": {"address": "10.0.0.7:7070", "token_file": "token", "folder": "w"}})
     llm.start_weight_update()
     llm.update_weights({"update_info": {"version": 7}})     # pulled, verified and staged; nothing has changed yet
-    llm.finish_weight_update(weight_version="7")            # changed in place
+    llm.finish_weight_update(weight_version="7")            # changed in place; another label is refused
     llm.reset_prefix_cache()                                # vLLM leaves it to the caller, for every backend
 
 Each worker pulls from a publisher or a relay what leads from the version that it holds to the one it is told, only the
@@ -16,9 +16,10 @@ Invariants
 - Workers of one engine (tensor and pipeline parallel) are initialised, stage and commit together: where one fails, or
   was brought other weights than another, all take back what they did, go on with what they had, and say so.
 - An update that begins anew, the first one always, is taken back like any other, but where the weights in memory were
-  none of the published form. Where one worker fails in such a one, the error says that the weights are mixed: the
-  engine must not generate before `finish_weight_update` has succeeded.
+  none of the published form. Where one worker fails in such a one, or a disk dies while a worker reads from it what it
+  has staged, weights are mixed: the error says so, and the engine takes no request until an update has succeeded.
 - `finish_weight_update` raises as long as the version is not in force, and may then be called again.
+- What vLLM calls the weights is the number of the version that all workers hold, and nothing else (`version_label`).
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged, and
   with the version itself where that is in force already. Where others have changed them (vLLM's own reload does), the
   version is fetched anew within the same call, and begins at nothing.
@@ -47,10 +48,10 @@ from rose_executor.version_in_memory import VersionInMemory
 from rose_executor.worker_agreement import agree
 from rose_transfer.codec import WrongBase
 from rose_transfer.distribution import Offer
-from rose_transfer.live import LiveUpdate, RolledBack
+from rose_transfer.live import LiveUpdate, Mixed, RolledBack
 from rose_transfer.live.live_weights import OtherForm
 from rose_transfer.store import BucketId, Packing
-from rose_transfer.store.files import disk_trouble, hold_alone
+from rose_transfer.store.roles import Role, hold_alone
 
 log = logger("weight transfer backend")
 
@@ -75,7 +76,7 @@ class _Staged:
 class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo]):  # type: ignore[misc]
     """One worker's side.
 
-    `received_bytes` came for the last update.
+    `received_bytes` came for the last update. `mixed` says why the weights are those of no version, "" if they are not.
     """
 
     init_info_cls = RoseInitInfo
@@ -94,6 +95,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._staged: _Staged | None = None
         self._in_force: _InForce | None = None
         self.received_bytes = 0
+        self.mixed = ""
 
     @property
     def held(self) -> Offer | None:
@@ -112,9 +114,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             check(init_info)
             folder = Path(init_info.folder).resolve() / self._place
             if folder != self._folder:
-                with disk_trouble(f"{folder} cannot be made"):
-                    folder.mkdir(parents=True, exist_ok=True)
-                lock = hold_alone(folder, "has its weights come to")
+                lock = hold_alone(folder, Role.ENGINE)
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:
@@ -170,6 +170,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         if staged is None:
             return
         before, self._in_force = self._in_force, None  # nobody knows while it is written
+        were_mixed = self.mixed
         failed: Exception | None = None
         try:
             if staged.update is not None:
@@ -178,26 +179,29 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             failed = error
         try:
             agree(failed)
-        except TransferError as error:
+        except Exception as error:
+            self.mixed = str(error)
             if failed is None and staged.update is not None:
                 self._take_back(staged.update, error)
             if failed is None or isinstance(failed, RolledBack):
-                self._in_force = before
+                self._in_force, self.mixed = before, were_mixed
             raise
-        self._in_force = staged.becomes
+        self._in_force, self.mixed = staged.becomes, ""
         self._drop()
         shutil.rmtree(self._incoming, ignore_errors=True)  # the next update needs none of it; what stays costs room
         version = staged.becomes.offer.version
         log.info("new weights are in force", version=version, bytes_received=staged.bytes_received)
 
-    def _take_back(self, update: LiveUpdate, why: TransferError) -> None:
+    def _take_back(self, update: LiveUpdate, why: Exception) -> None:
         try:
             update.roll_back()
-        except TransferError as error:
-            raise TransferError(
-                f"the weights of this engine's workers are mixed: {why.what}; {error.what}",
-                to_do="do not generate; finish the update again, or start the engine anew",
-            ) from why
+        except Mixed as error:
+            self.mixed = f"{why}; {error.what}"
+            raise Mixed(self.mixed, to_do="update to a version once more, or start the engine anew") from why
+
+    def changed_by_others(self) -> None:
+        """Hold no version any more: vLLM itself has loaded weights."""
+        self._in_force, self.mixed = None, ""
 
     def shutdown(self) -> None:
         """Let another engine use the folder."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from rose.logs import logger
-from rose_executor import vllm_contract
+from rose_executor import version_label, vllm_contract
 
 log = logger("transfer plugin")
 BACKEND = "rose"
@@ -33,6 +33,7 @@ def register() -> None:
     WeightTransferEngineFactory.register_engine(BACKEND, "rose_executor.transfer_backend", "RoseWeightTransferEngine")
     _keep_weights_unpacked()
     _ask_every_worker()
+    version_label.keep_true(_is_chosen)
 
 
 class _ReadToTheEnd(list[Any]):

@@ -72,14 +72,18 @@ class WeightWorker:
         stage.thread.start()
 
     def rose_staged(self) -> dict[str, Any] | None:
-        """None while reading; then version, bytes and verify_ms, and an error text that is empty if all is well."""
+        """None while reading; then version, bytes, verify_ms, and an error text that is empty if all is well.
+
+        `anew` says whether the way begins at nothing.
+        """
         stage = self.rose_stage_now
         if stage is None:
-            return {"version": -1, "bytes": 0, "verify_ms": 0.0, "error": "nothing is staged"}
+            return {"version": -1, "anew": False, "bytes": 0, "verify_ms": 0.0, "error": "nothing is staged"}
         if stage.thread is not None and stage.thread.is_alive():
             return None
         return {
             "version": stage.version,
+            "anew": stage.update is not None and stage.update.begins_anew,
             "bytes": 0 if stage.update is None else stage.update.encoded_bytes,
             "verify_ms": stage.verify_ms,
             "error": stage.error,

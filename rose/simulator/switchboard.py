@@ -1,10 +1,14 @@
 """A transport without sockets: one server at a time, and clients that read from what it serves.
 
-It keeps the promises of `transport.interface` without links, so nothing is cut: what a world wants to go wrong, the
-world itself does to disks and servers. Nobody waits: a server that is not there is a deadline that has passed.
+It keeps the promises of `transport.interface` without links, so only the end of a server cuts anything: what a world
+wants to go wrong, the world itself does to disks and servers. A fetch waits for no server: where there is none, its
+deadline has passed. What waits is who watches, and a fetch where `latency_s` says so, after each half of its object.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose_transfer.transport.interface import (
@@ -19,17 +23,28 @@ from rose_transfer.transport.interface import (
 
 
 class Switchboard:
-    """Where a server and its clients find each other."""
+    """Where a server and its clients find each other. To fetch the object of a key takes `latency_s(key)`."""
 
-    def __init__(self) -> None:
+    def __init__(self, latency_s: Callable[[str], float] = lambda key: 0.0) -> None:
         self.source: ObjectSource | None = None
         self.newest: Announcement | None = None
+        self.latency_s = latency_s
+        self._news = asyncio.Event()
 
     def serve(self, source: ObjectSource) -> ObjectServer:
         return _Server(self, source)
 
     def client(self) -> ObjectClient:
         return _Client(self)
+
+    def announce(self, newest: Announcement) -> None:
+        self.newest = newest
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def news(self) -> None:
+        """Return at the next announcement."""
+        await self._news.wait()
 
 
 class _Server:
@@ -41,7 +56,7 @@ class _Server:
         self._board.source = self._source
 
     def announce(self, newest: Announcement) -> None:
-        self._board.newest = newest
+        self._board.announce(newest)
 
     async def close(self) -> None:
         self._board.source = self._board.newest = None
@@ -66,16 +81,29 @@ class _Client:
             size = found.size_bytes
             if size_bytes not in (None, size):
                 raise TransferError(f"object {key[:12]} has {size} bytes", expected=f"{size_bytes}")
-            into.complete_bytes = resume_from
-            into.room(size)[resume_from:] = found.read_at(resume_from, size - resume_from)
-            into.complete_bytes = size
+            room, half, latency_s = into.room(size), (resume_from + size) // 2, self._board.latency_s(key)
+            for start, end in ((resume_from, half), (half, size)):
+                into.complete_bytes = start
+                room[start:end] = found.read_at(start, end - start)
+                into.complete_bytes = end
+                if latency_s:
+                    await asyncio.sleep(latency_s / 2)
+                if self._board.source is not source:
+                    raise DeadlineExceeded(f"nobody serves {key[:12]} any more", boundary="transfer")
             return size
         finally:
             found.close()
 
     async def watch(self, at_least: int, *, deadline_s: float) -> Announcement | None:
-        newest = self._board.newest
-        return newest if newest is not None and newest.version >= at_least else None
+        try:
+            async with asyncio.timeout(deadline_s):
+                while (newest := self._board.newest) is None or newest.version < at_least:
+                    await self._board.news()
+        except TimeoutError as error:
+            if self._board.source is None:
+                raise DeadlineExceeded(f"nobody answers within {deadline_s:g} s", boundary="transfer") from error
+            return None
+        return newest
 
     async def close(self) -> None:
         pass

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rose.simulator.distribution_world import DistributionWorld
 from rose.simulator.ledger_world import LedgerWorld
 from rose.simulator.link_world import LinkWorld
+from rose.simulator.relay_world import RelayWorld
 from rose.simulator.version_world import VersionWorld
 from rose.simulator.world import World
 
@@ -15,4 +16,5 @@ WORLDS: dict[str, Callable[[int], World]] = {
     "versions": VersionWorld,
     "links": LinkWorld,
     "distribution": DistributionWorld,
+    "relay": RelayWorld,
 }

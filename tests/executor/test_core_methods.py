@@ -39,18 +39,21 @@ class Core:
         self.weight_version = "1"
         self.done: list[str] = []
         self.idle: Future[None] | None = Future() if in_flight else None
+        self.anew = [False, False]
         self._staged = staged
-        self._fails = fails
+        self.fails = fails
         self._answers = answers or {}
 
     def _did(self, what: str) -> None:
         self.done.append(what)
-        if what == self._fails:
+        if what == self.fails:
             raise OSError(f"{what} broke")
 
     def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         if method == "rose_staged":
-            return [{"version": self._staged, "bytes": 8, "verify_ms": 1.0, "error": ""}]
+            return [
+                {"version": self._staged, "anew": anew, "bytes": 8, "verify_ms": 1.0, "error": ""} for anew in self.anew
+            ]
         assert self.paused or method == "rose_loaded"
         self._did(method)
         return self._answers.get(method, ["", ""])
@@ -70,7 +73,7 @@ class Core:
     def reset_prefix_cache(self, reset_running_requests: bool) -> bool:
         assert reset_running_requests
         self._did("reset")
-        return self._fails != "reset refused"
+        return self.fails != "reset refused"
 
     def set_weight_version(self, version: str) -> None:
         self._did(f"version {version}")
@@ -164,6 +167,38 @@ def test_a_failure_that_is_not_taken_back_poisons_the_engine(options: dict[str, 
     with pytest.raises(RuntimeError, match="poisoned"):
         rose_commit(core, 2, False)
     assert core.paused
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_poisoned_engine_goes_on_once_a_version_that_begins_anew_everywhere_is_in_force(paused: bool) -> None:
+    core = Core(paused=paused, fails="rose_apply")
+    with pytest.raises(OSError, match="broke"):
+        rose_commit(core, 2, False)
+    core.done.clear()
+    core.anew = [True, False]
+    with pytest.raises(RuntimeError, match="does not begin anew: version 2 failed half-way: rose_apply broke"):
+        rose_commit(core, 2, False)
+    assert core.done == []
+    core.anew = [True, True]
+    core.fails = ""
+    assert rose_commit(core, 2, False)["undone"] == ""
+    assert core.done == (WHOLE[:-1] if paused else WHOLE)
+    assert rose_describe(core) == {"paused": paused, "poisoned": "", "version": 2}
+    rose_resume(core)
+
+
+def test_what_is_taken_back_to_mixed_weights_leaves_the_engine_poisoned() -> None:
+    core = Core(fails="rose_apply")
+    with pytest.raises(OSError, match="broke"):
+        rose_commit(core, 2, False)
+    core.anew, core.fails = [True, True], "reset refused"
+    with pytest.raises(RuntimeError, match="mixed before"):
+        rose_commit(core, 2, False)
+    assert core.paused
+    assert "mixed before" in rose_describe(core)["poisoned"]
+    core.fails = ""
+    rose_commit(core, 2, False)
+    assert not core.paused
 
 
 def test_keys_and_values_are_kept_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from rose_executor.launcher import Command
 from rose_executor.warm_process import WarmProcess
 from rose_transfer.distribution import WeightPublisher
 from rose_transfer.layout.layout_json import from_json
-from rose_transfer.store.files import hold_alone
+from rose_transfer.store.roles import Role, hold_alone
 from rose_transfer.transport.tcp import TcpServer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -106,8 +106,7 @@ async def tell(folder: Path, model: Path) -> Story:
                     + (deeds_of_two(folder, publisher.servers[0].port, other.servers[0].port) if workers == 2 else []),
                 }
                 taken = folder / f"{workers}-taken" / "replica-0-stage-0-rank-0"
-                taken.mkdir(parents=True)
-                lock = hold_alone(taken, "has its weights come to")
+                lock = hold_alone(taken, Role.ENGINE)
                 story.answers[workers] = await run(warm, folder, f"live-{workers}", task)
                 os.close(lock)
         for version, model_dir in folders.items():
@@ -169,6 +168,16 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("fall", {"version": 1}),
         ("finish", {"version": 1}),
         ("update", {"version": 2}),
+        ("finish with nothing", {"label": "1"}),
+        ("label", {"label": "1"}),
+        ("label", {"label": "2"}),
+        ("update without a label", {"version": 1}),
+        ("reload", {}),
+        ("finish with nothing", {"label": "2"}),
+        ("update", {"version": 2}),
+        ("break", {"version": 1}),
+        ("update on", {"version": 1}),
+        ("update", {"version": 2}),
     ]
 
 
@@ -196,8 +205,10 @@ NOT_INITIALISED, NO_ADDRESS, NO_FIELD, _INIT, NOT_KEPT, STUMBLED_ANEW, TO_1, TO_
 WRONG_TOKEN, UNREACHABLE, TO_2_AGAIN, STUMBLED, FINISHED, FOLDER_TAKEN, TO_2_AT_LAST = 11, 13, 15, 16, 17, 18, 19
 TAMPERED, MENDED_TO_2, TAMPERED_AGAIN, MENDED_TO_1, RELOADED, AGAIN_TO_1, RELOADED_AGAIN, AGAIN_TO_2 = range(20, 28)
 NOTHING_TO_DO, FALLEN, STOOD_UP, _TO_2 = range(28, 32)
-OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(32, 36)
-OTHERS_TRAINING, TO_1_TOGETHER = 37, 39
+FINISHED_NOTHING, LABELLED_WRONG, LABELLED_RIGHT, TO_1_UNNAMED, NAMELESS, LABELLED_ANEW, _TO_2_NAMED = range(32, 39)
+BROKEN, HEALED, _HEALED_TO_2 = range(39, 42)
+OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(42, 46)
+OTHERS_TRAINING, TO_1_TOGETHER = 47, 49
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -289,6 +300,45 @@ def test_of_a_worker_that_left_nobody_knows_what_nobody_says_that_it_holds_a_ver
     assert story.answers[workers][STOOD_UP]["error"] == ""
     assert story.held(workers, STOOD_UP) == {1}
     assert story.difference(workers, STOOD_UP, 1) < PARITY_MAX
+
+
+@one_or_two_workers
+def test_an_engine_whose_weights_may_be_mixed_takes_no_request_until_an_update_succeeds(
+    story: Story, workers: int
+) -> None:
+    assert story.answers[workers][FALLEN]["says"] == []
+    assert story.answers[workers][FALLEN]["version"] == "unknown"
+    assert len(story.answers[workers][STOOD_UP]["says"]) == len(PREFIXES)
+
+
+@one_or_two_workers
+def test_mixed_weights_generate_nothing_and_are_healed_by_another_update(story: Story, workers: int) -> None:
+    broken, healed = (story.answers[workers][at] for at in (BROKEN, HEALED))
+    assert "this worker stumbled" in broken["error"]
+    assert (broken["says"], broken["version"]) == ([], "unknown")
+    assert (healed["error"], healed["version"], story.held(workers, HEALED)) == ("", "1", {1})
+    assert story.difference(workers, HEALED, 1) < PARITY_MAX
+
+
+@one_or_two_workers
+@pytest.mark.parametrize("at", [FINISHED_NOTHING, LABELLED_WRONG])
+def test_a_label_that_the_weights_are_not_is_refused(story: Story, workers: int, at: int) -> None:
+    answer = story.answers[workers][at]
+    assert "the weights are not '1': they are labelled '2'" in answer["error"]
+    assert (story.held(workers, at), answer["version"]) == ({2}, "2")
+    assert story.difference(workers, at, 2) < PARITY_MAX
+
+
+@one_or_two_workers
+def test_weights_are_labelled_by_what_they_are_whether_they_are_named_or_not(story: Story, workers: int) -> None:
+    told = story.answers[workers]
+    assert (told[LABELLED_RIGHT]["error"], told[LABELLED_RIGHT]["version"]) == ("", "2")
+    assert (told[TO_1_UNNAMED]["error"], told[TO_1_UNNAMED]["version"]) == ("", "1")
+    assert story.difference(workers, TO_1_UNNAMED, 1) < PARITY_MAX
+    assert (told[NAMELESS]["error"], told[NAMELESS]["version"]) == ("", "unknown")
+    assert story.held(workers, NAMELESS) == {None}
+    assert "they are labelled 'unknown'" in told[LABELLED_ANEW]["error"]
+    assert (told[_TO_2_NAMED]["error"], told[_TO_2_NAMED]["version"]) == ("", "2")
 
 
 @one_or_two_workers

@@ -19,6 +19,7 @@ class Update:
     """Stages until it is let go, or given up; `closed` tells the order of ends."""
 
     encoded_bytes = 7
+    begins_anew = False
 
     def __init__(self, version: int, go: threading.Event, ended: list[int]) -> None:
         self.version, self._go, self._ended = version, go, ended

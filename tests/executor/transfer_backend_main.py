@@ -24,14 +24,19 @@ from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_trace import trace_layout
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout_json import to_json
-from rose_transfer.live import RolledBack
+from rose_transfer.live import Mixed, RolledBack
+
+LEAVES = {"stumble": "old", "fall": "nobody knows", "break": "mixed"}
 
 
 def say(engine: LLM, prefixes: list[list[int]], top_logprobs: int) -> list[dict[int, float]]:
-    """Per prefix, log-probs of the most likely next tokens by id."""
+    """Per prefix, log-probs of the most likely next tokens by id; nothing where the engine takes no request."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=top_logprobs, detokenize=False)
     prompts = [TokensPrompt(prompt_token_ids=prefix) for prefix in prefixes]
-    outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    try:
+        outputs = engine.generate(prompts, sampling, use_tqdm=False)
+    except TransferError:
+        return []
     return [
         {token: float(entry.logprob) for token, entry in output.outputs[0].logprobs[0].items()} for output in outputs
     ]
@@ -66,15 +71,17 @@ def turn_away(worker: Any, address: str) -> None:
         ours._from = replace(ours._from, address=address)
 
 
-def stumble(worker: Any, whole: bool) -> None:
-    """The last worker fails once to commit what is staged; what it leaves is the old version, or nobody knows."""
+def stumble(worker: Any, leaves: str) -> None:
+    """The last worker fails once to commit what is staged; that `leaves` one of `LEAVES`."""
     update = worker.weight_transfer_engine._staged.update
     if not is_last(worker):
         return
 
     def fail_once() -> NoReturn:
         del update.commit
-        raise (RolledBack if whole else TransferError)("this worker stumbled")
+        if leaves == "mixed":
+            update.commit()
+        raise {"old": RolledBack, "mixed": Mixed, "nobody knows": TransferError}[leaves]("this worker stumbled")
 
     update.commit = fail_once
 
@@ -130,10 +137,10 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 engine.update_weights({"update_info": info})
                 engine.collective_rpc(forget)
                 engine.finish_weight_update()
-            elif deed in ("stumble", "fall"):
+            elif deed in LEAVES:
                 engine.start_weight_update()
                 engine.update_weights({"update_info": info})
-                engine.collective_rpc(stumble, args=(deed == "stumble",))
+                engine.collective_rpc(stumble, args=(LEAVES[deed],))
                 engine.finish_weight_update(weight_version=str(info["version"]))
             elif deed == "tamper":
                 engine.collective_rpc(tamper, kwargs=info)
@@ -144,6 +151,20 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 update_each(engine, info["infos"])
             elif deed == "reload":
                 engine.collective_rpc("reload_weights")
+                engine.reset_prefix_cache()
+            elif deed == "finish with nothing":
+                engine.start_weight_update()
+                engine.finish_weight_update(weight_version=info["label"])
+            elif deed == "update on":
+                engine.update_weights({"update_info": info})
+                engine.finish_weight_update(weight_version=str(info["version"]))
+                engine.reset_prefix_cache()
+            elif deed == "label":
+                engine.update_weight_version(info["label"])
+            elif deed == "update without a label":
+                engine.start_weight_update()
+                engine.update_weights({"update_info": info})
+                engine.finish_weight_update()
                 engine.reset_prefix_cache()
             elif deed == "finish":
                 engine.finish_weight_update(weight_version=str(info["version"]))

@@ -24,6 +24,7 @@ from rose.ledger import (
 from rose.simulator.distribution_world import DistributionWorld
 from rose.simulator.ledger_world import LedgerWorld
 from rose.simulator.link_world import LinkWorld
+from rose.simulator.relay_world import RelayWorld
 from rose.simulator.version_world import VersionWorld
 from rose.simulator.world import World
 from rose.version_events import (
@@ -43,7 +44,7 @@ from rose.version_events import (
     VersionEvent,
 )
 from rose.versions import VersionState
-from rose_transfer.distribution import shelf
+from rose_transfer.distribution import lineage, shelf
 from rose_transfer.distribution.source import StoreSource
 from rose_transfer.transport.client_events import (
     Cancelled,
@@ -383,3 +384,15 @@ def test_the_distribution_world_catches(
 ) -> None:
     plant(monkeypatch)
     assert "distribution, seed" in str(_first_failure(DistributionWorld, plant.__name__))
+
+
+def _takes_another_training_for_the_same(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lineage, "continues", lambda store, fetched: True)
+
+
+@pytest.mark.parametrize(
+    "plant", [_takes_whatever_arrives, _never_looks_for_damage, _takes_another_training_for_the_same]
+)
+def test_the_relay_world_catches(monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+    plant(monkeypatch)
+    assert "relay, seed" in str(_first_failure(RelayWorld, plant.__name__))

@@ -38,6 +38,7 @@ def test_all_worlds_are_swept() -> None:
         "versions: seeds 10 to 14 hold",
         "links: seeds 10 to 14 hold",
         "distribution: seeds 10 to 14 hold",
+        "relay: seeds 10 to 14 hold",
     ]
 
 

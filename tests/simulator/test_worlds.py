@@ -11,12 +11,13 @@ import pytest
 
 from rose.ledger import Account
 from rose.simulator.ledger_world import LedgerWorld
+from rose.simulator.relay_world import RelayWorld
 from rose.simulator.version_world import VersionWorld
 from rose.simulator.worlds import WORLDS
 from rose.versions import EnginePhase, VersionState
 
 SEEDS = range(400)
-REPLAYED = {"distribution": 4}
+REPLAYED = {"distribution": 4, "relay": 4}
 """Seeds, 20 where nothing is said: a world with real folders takes ten times as long as others."""
 
 
@@ -46,6 +47,15 @@ def test_versions_hold_and_every_phase_and_action_is_reached() -> None:
         VersionWorld(seed, Watched(keep=2)).run()
     assert phases == {*EnginePhase, None}
     assert min(actions[name] for name in ("Stage", "Commit", "Replace", "Retire")) > 50
+
+
+def test_relays_hold_whatever_happens_and_most_of_what_is_asked_for_can_be_had() -> None:
+    jumps = refused = 0
+    for seed in range(10, 16):
+        world = RelayWorld(seed)
+        world.run()
+        jumps, refused = jumps + world.jumps, refused + world.refused
+    assert jumps > 4 * refused
 
 
 @pytest.mark.parametrize("name", WORLDS)

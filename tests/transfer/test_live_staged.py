@@ -18,7 +18,7 @@ from rose_executor.weight_worker import WeightWorker
 from rose_transfer.codec import TILE_ELEMENTS, MalformedDelta, bucket_hash, overwrite
 from rose_transfer.codec.streams import Streams
 from rose_transfer.layout.layout import Layout
-from rose_transfer.live import LiveUpdate, LiveWeights, RolledBack, staged
+from rose_transfer.live import LiveUpdate, LiveWeights, Mixed, RolledBack, staged
 from rose_transfer.live.rebased import TILES_AT_ONCE, rebased
 from rose_transfer.live.staged import StagedDeltas
 from rose_transfer.store import NoRoom
@@ -155,6 +155,45 @@ def test_a_disk_that_fails_for_good_before_anything_is_written_leaves_the_old_ve
     monkeypatch.setattr(staged.os, "preadv", disk_that_gives(lambda _: True, None))
     with pytest.raises(RolledBack):
         update.commit()
+    assert rank.runs_old
+
+
+@pytest.mark.parametrize("form", ["published", "inexact"])
+def test_a_disk_that_dies_in_mid_commit_leaves_mixed_weights_that_say_so_and_a_whole_version_mends_them(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
+) -> None:
+    """What was read is gone from memory, so neither the one version nor the other can be had from what is there."""
+    if form == "inexact":
+        rank = Rank(tmp_path / "inexact", None, rank_layout(dtype="float32"))
+        rank.memory["norm"][3] = 0.1
+    update = rank.staged()
+    with monkeypatch.context() as patch:
+        dies = disk_that_gives(lambda number: True, None)
+        reads = iter([os.preadv] * 3)
+        patch.setattr(staged.os, "preadv", lambda *arguments: next(reads, dies)(*arguments))
+        with pytest.raises(Mixed, match=r"the disk is broken.*the weights are mixed.*cannot be taken back") as found:
+            update.commit()
+        assert "bring a whole version" in str(found.value)
+        with pytest.raises(Mixed):
+            update.roll_back()
+    assert not rank.runs_old
+    assert not rank.runs_new
+    update.close()
+    rank.steps = rank.line.store.steps(None, 2)
+    anew = rank.staged()
+    anew.commit()
+    assert rank.runs_new
+
+
+def test_a_disk_that_comes_back_lets_a_mixed_update_be_taken_back(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = rank.staged()
+    with monkeypatch.context() as patch:
+        reads = iter([os.preadv] * 3)
+        dies = disk_that_gives(lambda number: True, None)
+        patch.setattr(staged.os, "preadv", lambda *arguments: next(reads, dies)(*arguments))
+        with pytest.raises(Mixed):
+            update.commit()
+    update.roll_back()
     assert rank.runs_old
 
 

@@ -183,6 +183,46 @@ def test_a_packing_from_the_network_is_checked(spoil: Callable[[Any], None]) -> 
         packing_module.from_bytes(json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
+def mixture_of_experts() -> dict[str, Parameter]:
+    """The parameters of Qwen3-235B-A22B: 94 layers of 128 experts, 36,944 tensors."""
+    width = 4096
+    layer = {
+        **{f"self_attn.{name}_proj": (rows, width) for name, rows in {"q": 8192, "k": 512, "v": 512}.items()},
+        "self_attn.o_proj": (width, 8192),
+        **dict.fromkeys(("self_attn.q_norm", "self_attn.k_norm"), (128,)),
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (width,)),
+        "mlp.gate": (128, width),
+        **{f"mlp.experts.{n}.{name}_proj": (1536, width) for n in range(128) for name in ("gate", "up")},
+        **{f"mlp.experts.{n}.down_proj": (width, 1536) for n in range(128)},
+    }
+    shapes = {f"model.layers.{n}.{name}.weight": shape for n in range(94) for name, shape in layer.items()}
+    shapes |= dict.fromkeys(("model.embed_tokens.weight", "lm_head.weight"), (151936, width))
+    return {name: Parameter(shape, "bfloat16") for name, shape in {**shapes, "model.norm.weight": (width,)}.items()}
+
+
+def test_a_large_mixture_of_experts_cut_for_eight_ranks_takes_half_of_what_a_packing_may() -> None:
+    parameters = mixture_of_experts()
+    assert sum(np.prod(value.shape) for value in parameters.values()) > 235e9
+    cut = {
+        f"rank-{rank}": [
+            Region(
+                name,
+                Box(
+                    (rank * value.shape[0] // 8, *(0,) * (len(value.shape) - 1)),
+                    (value.shape[0] // 8, *value.shape[1:]),
+                ),
+            )
+            for name, value in parameters.items()
+        ]
+        for rank in range(8)
+    }
+    packed = pack_regions(parameters, cut)
+    text = packed.to_bytes()
+    assert len(text) <= packing_module.TEXT.bytes_max / 2
+    assert sum(map(text.count, (b",", b"[", b"{"))) <= 0.55 * packing_module.TEXT.values_max
+    assert packing_module.from_bytes(text) == packed
+
+
 def test_what_is_no_packing() -> None:
     parameters = {"a": Parameter((4, 4), "bfloat16")}
     part, overlapping = Region("a", Box((0, 0), (2, 4))), Region("a", Box((1, 0), (2, 4)))

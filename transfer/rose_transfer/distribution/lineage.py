@@ -10,7 +10,7 @@ Invariants
   rest is removed then.
 - Objects are linked from where they arrived, so that two lineages at once take no more disk than both arrived in.
 
-All functions work on the disk: call them from a thread. `folder` is held by its receiver.
+All functions work on the disk: call them from a thread. `folder` is held by its relay.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Receiver:
     `watch_s` seconds; so long it takes at most to notice a trainer that counts from the beginning again.
     `received_bytes` counts the payload of all fetches, those that failed included.
 
-    Raises TransferError if the folder cannot be used, or another receiver uses it.
+    Raises TransferError if the folder cannot be used, another receiver uses it, or it is no receiver's.
     """
 
     def __init__(

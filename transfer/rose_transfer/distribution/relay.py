@@ -1,7 +1,8 @@
 """A relay: follows a publisher or another relay, keeps its versions, and serves them to those near by.
 
     folder/store        what it has and serves, see `store`
-    folder/incoming     what is on its way, see `receiver`, whose lock holds all of the folder
+    folder/incoming     what is on its way, see `receiver`
+    folder/lock         held by the relay
 
 How these change is in `lineage`.
 
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +46,7 @@ from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.subscription import Subscription, log
 from rose_transfer.store import NoRoom, Store, chain
+from rose_transfer.store.roles import Role, hold_alone
 from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
 from rose_transfer.transport.landing import MemoryLanding
 
@@ -71,7 +74,7 @@ class Relay:
     its way takes some more: mostly one delta, but another lineage its whole size, at most `bytes_max`. `on_version` is
     told of every new version. See `Receiver` for `watch_s`. From one event loop.
 
-    Raises TransferError if another relay uses the folder.
+    Raises TransferError if another relay uses the folder, or it is no relay's.
     """
 
     def __init__(
@@ -90,15 +93,16 @@ class Relay:
             raise ValueError(f"keep={keep} must be at least 1")
         self._client = client
         self._folder = folder
-        beside = folder / lineage.STORE / "objects"
-        self._receiver = Receiver(client, folder / "incoming", waits=waits, beside=beside, watch_s=watch_s)
         self._bytes_max = bytes_max
-        try:
+        with contextlib.ExitStack() as opened:
+            self._lock = hold_alone(folder, Role.RELAY)
+            opened.callback(os.close, self._lock)
+            beside = folder / lineage.STORE / "objects"
+            self._receiver = Receiver(client, folder / "incoming", waits=waits, beside=beside, watch_s=watch_s)
+            opened.callback(self._receiver.close)
             lineage.settle(folder)
             self.store = self._open_store()
-        except BaseException:
-            self._receiver.close()
-            raise
+            opened.pop_all()
         self._serve = tuple(serve)
         self._id = secrets.token_hex(16)
         self._above, self._follows_itself = tuple[str, ...](), False
@@ -298,3 +302,4 @@ class Relay:
         self._disk.shutdown()
         self.store.close()
         self._receiver.close()
+        os.close(self._lock)

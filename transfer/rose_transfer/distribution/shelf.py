@@ -25,11 +25,11 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from rose.errors import TransferError
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
-from rose_transfer.store.files import disk_trouble, hold_alone
+from rose_transfer.store.files import disk_trouble
 from rose_transfer.store.objects import is_key
+from rose_transfer.store.roles import Role, hold_alone
 
 _DISK_THREADS = 4
 
@@ -37,22 +37,17 @@ _DISK_THREADS = 4
 class Shelf:
     """The shelf in `folder`, until `close`; what lies in the folder of objects `beside` is linked, not fetched.
 
-    Raises TransferError if the folder cannot be used, or another one uses it.
+    Raises TransferError if the folder cannot be used, is of another role (see `roles`), or another one uses it.
     """
 
     def __init__(self, folder: Path, beside: Path | None) -> None:
-        if (folder / "versions").exists():
-            raise TransferError(
-                f"{folder} is a weight store, whose objects tidying would remove",
-                expected="a folder of its own for what arrives",
-            )
         self.objects_folder = folder / "objects"
         self._arriving = folder / "arriving"
-        with disk_trouble(f"{folder} cannot be used for what arrives"):
-            for made in (self.objects_folder, self._arriving):
-                made.mkdir(parents=True, exist_ok=True)
-        self._lock = hold_alone(folder, "fetches into")
+        self._lock = hold_alone(folder, Role.RECEIVER)
         try:
+            with disk_trouble(f"{folder} cannot be used for what arrives"):
+                for made in (self.objects_folder, self._arriving):
+                    made.mkdir(exist_ok=True)
             self.objects = Objects(self.objects_folder)
             self.objects.remove_drafts()
         except BaseException:

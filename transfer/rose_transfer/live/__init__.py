@@ -5,7 +5,7 @@ writes that memory, `live_update` stages a way to a version, commits it and can 
 """
 
 from rose_transfer.live.held import wanted_buckets
-from rose_transfer.live.live_update import LiveUpdate, RolledBack
+from rose_transfer.live.live_update import LiveUpdate, Mixed, RolledBack
 from rose_transfer.live.live_weights import LiveWeights
 
-__all__ = ["LiveUpdate", "LiveWeights", "RolledBack", "wanted_buckets"]
+__all__ = ["LiveUpdate", "LiveWeights", "Mixed", "RolledBack", "wanted_buckets"]

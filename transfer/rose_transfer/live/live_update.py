@@ -4,8 +4,9 @@ Invariants
 - `stage` writes nothing. It reads and checks every object of the way, and compares the live weights, all of them, with
   the version that the way begins at: what can be wrong is found while the engine generates.
 - `commit` needs no object any more, nor memory that the stage has not had: what it applies is staged (see `staged`).
-- `commit` leaves the new version, or the old one and RolledBack, or raises something else: then the weights are mixed
-  and must not be used.
+- `commit` leaves the new version, or the old one and RolledBack, or Mixed weights that must not be used. These are had
+  where a disk dies for good in the middle of a commit that was too long for memory, where memory itself fails, and
+  where what cannot be had again was overwritten. Another update that begins anew brings them to a version.
 - Each run of tiles is journaled when it has been changed. To take an update back undoes the journal in reverse order,
   each tile against its check. A run that was left half-written cannot be undone: it is known to have begun.
 - A way that begins anew is staged in steps from the weights that are there, so it can be taken back like any other;
@@ -32,8 +33,15 @@ from rose_transfer.store.reader import Step, delta_of
 ReadObject = Callable[[str], bytes]
 
 
+_ANEW = "compute nothing with them; bring a whole version, by a way from nothing, or start the engine anew"
+
+
 class RolledBack(TransferError):
     """The update failed, and the weights are those of the old version again, every bit of them."""
+
+
+class Mixed(TransferError):
+    """The update failed half-way and cannot be taken back: the weights are those of no version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,11 @@ class LiveUpdate:
         self._is_staged = False
         self.encoded_bytes = 0
 
+    @property
+    def begins_anew(self) -> bool:
+        """Whether it does not matter what the weights are now."""
+        return bool(self._steps) and self._steps[0].manifest.base is None
+
     def stage(self, given_up: Callable[[], bool] = lambda: False) -> None:
         """See the invariants. Ends with TransferError soon after `given_up` says so.
 
@@ -75,7 +88,7 @@ class LiveUpdate:
             if given_up():
                 raise TransferError("the stage was given up for another one")
             held = self._held(place)
-            current = bucket_hash(held) if self._needs_base and held is not None else None
+            current = None if self.begins_anew or held is None else bucket_hash(held)
             for number, step in enumerate(self._steps):
                 entry = step.manifest.buckets[place]
                 self._check_link(number, entry, current)
@@ -85,7 +98,7 @@ class LiveUpdate:
         self._is_staged = True
 
     def commit(self) -> None:
-        """Change the weights. Raises RolledBack if they are the old ones again, or what made that impossible."""
+        """Change the weights. Raises RolledBack if they are the old ones again, or Mixed."""
         if not self._is_staged:
             raise TransferError("nothing is staged to commit")
         try:
@@ -93,13 +106,23 @@ class LiveUpdate:
                 for place in self._weights.places:
                     self._apply(number, place, backwards=step.backwards)
         except Exception as error:
-            self.roll_back()
+            try:
+                self.roll_back()
+            except Mixed as mixed:
+                raise Mixed(f"the update failed: {error}; {mixed.what}", to_do=mixed.to_do) from error
             raise RolledBack(f"the update failed and was taken back: {error}") from error
 
     def roll_back(self) -> None:
-        """Undo what `commit` did, all of it or as far as it got. Raises TransferError if that cannot be undone."""
+        """Undo what `commit` did, all of it or as far as it got. Raises Mixed; another attempt goes on from there."""
+        try:
+            self._undo()
+        except Exception as error:
+            what = error.what if isinstance(error, TransferError) else repr(error)
+            raise Mixed(f"the weights are mixed, for the update cannot be taken back: {what}", to_do=_ANEW) from error
+
+    def _undo(self) -> None:
         if self._begun is not None:
-            raise TransferError("weights were left half-written", to_do="start the engine from a whole version")
+            raise TransferError("weights were left half-written")
         delta, read = None, None
         while self._journal:
             entry = self._journal[-1]
@@ -107,9 +130,7 @@ class LiveUpdate:
                 delta = None  # one at a time in memory
                 delta, read = self._delta(entry.step, entry.place), (entry.step, entry.place)
             if delta.mode == "overwrite":
-                raise TransferError(
-                    "weights that were overwritten cannot be taken back", to_do="start the engine from a whole version"
-                )
+                raise TransferError("weights that were none of the published form were overwritten")
             self._change(entry, delta, backwards=not self._steps[entry.step].backwards)
             self._journal.pop()
 
@@ -123,18 +144,14 @@ class LiveUpdate:
         self._is_staged = False
         self._weights.free_scratch()
 
-    @property
-    def _needs_base(self) -> bool:
-        return bool(self._steps) and self._steps[0].manifest.base is not None
-
     def _held(self, place: int) -> Bits | None:
         """A bucket as it is in memory, until the next call; None where it may be anything, and is."""
         try:
             return self._weights.bits_of(place)
         except OtherForm:
-            if self._needs_base:
-                raise
-            return None
+            if self.begins_anew:
+                return None
+            raise
 
     def _check_link(self, number: int, entry: BucketEntry, current: int | None) -> None:
         step = self._steps[number]

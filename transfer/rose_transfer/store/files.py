@@ -3,16 +3,13 @@
 A file is written beside under a draft's name, flushed, then renamed. A writer that dies leaves a draft, never half of
 a file under its name. A new name is safe from a loss of power once its folder has been flushed too.
 
-A folder that only one process may change is held by a lock in it, which ends with that process.
-
-The functions here raise OSError; `disk_trouble` makes a TransferError of it, `hold_alone` does so itself.
+The functions here raise OSError; `disk_trouble` makes a TransferError of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import tempfile
 from collections.abc import Iterator
@@ -36,34 +33,6 @@ def disk_trouble(doing: str) -> Iterator[None]:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (NoRoom if full else TransferError)(f"{doing}: {error}", to_do="look at the disk") from error
-
-
-def hold_alone(folder: Path, does: str) -> int:
-    """Lock a folder, until the descriptor is closed, here and in the processes forked without exec, or they end.
-
-    `does` completes "another process", for whoever is refused: a TransferError that names the one that holds it.
-    """
-    path = folder / "lock"
-    with disk_trouble(f"{path} cannot be locked"):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
-            os.close(descriptor)
-            raise TransferError(
-                f"another process {does} {folder}" + (f": process {holder}" if holder else ""),
-                expected="one at a time",
-                to_do="end it, or use another folder",
-            ) from error
-        except BaseException:
-            os.close(descriptor)
-            raise
-        # A disk that is full may still be held, namelessly.
-        with contextlib.suppress(OSError):
-            os.truncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
 
 
 def write_whole(path: Path, data: Bytes) -> None:

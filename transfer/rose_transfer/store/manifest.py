@@ -31,8 +31,8 @@ from rose_transfer.store.objects import is_key, object_key
 from rose_transfer.store.packing import BucketId
 
 LAYOUT = 1
-TEXT = canonical.Kind("manifest", bytes_max=64 * 2**20, values_max=2**21)
-"""235 billion parameters for 8 ranks take 7,000 buckets, 1.5 MiB and 70,000 values."""
+TEXT = canonical.Kind("manifest", bytes_max=16 * 2**20, values_max=2**19)
+"""235 billion parameters for 8 ranks take 7,000 buckets, 2 MiB and 70,000 values: seven times that may come."""
 MARK = canonical.Kind("mark of a version", bytes_max=4096, values_max=64)
 RAW, ZSTD = range(2)
 """Codec levels: streams as they are, or in zstd frames where these are shorter."""

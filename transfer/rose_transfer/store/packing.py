@@ -27,9 +27,10 @@ from rose_transfer.layout.layout import Parameter
 from rose_transfer.store import canonical
 
 LAYOUT = 1
-TEXT = canonical.Kind("packing", bytes_max=128 * 2**20, values_max=2**24)
+TEXT = canonical.Kind("packing", bytes_max=48 * 2**20, values_max=5 * 2**20)
 """235 billion parameters, experts each in a tensor, take 6 MiB and 0.6 million values for 8 ranks that share out the
-experts, and 24 MiB and 2.6 million if every tensor is cut in 8."""
+experts, and 23 MiB and 2.6 million if every tensor is cut in 8: twice that may come, and no more, for each million
+values costs whoever reads them a second or more and some 50 MiB, whether they make sense or not."""
 LANE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 WHOLE_MODEL = "all"
 """The shard class of everything, where ranks are not told apart."""

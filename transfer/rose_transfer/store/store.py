@@ -37,7 +37,7 @@ class Store(StoreWriter):
 
     Objects together take at most `bytes_max` bytes, None for as many as the disk has.
 
-    Raises TransferError if another process writes there.
+    Raises TransferError if another process writes there, or the folder is of another role (see `roles`).
     """
 
     def __init__(self, folder: Path, *, compress: bool = False, bytes_max: int | None = None) -> None:

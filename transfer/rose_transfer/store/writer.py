@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose_transfer.store import chain, manifest
-from rose_transfer.store.files import disk_trouble, files_in, flush_folder, hold_alone, remove_drafts, write_whole
+from rose_transfer.store.files import disk_trouble, files_in, flush_folder, remove_drafts, write_whole
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import Objects
 from rose_transfer.store.reader import StoreReader, link_name, log, mark_name
+from rose_transfer.store.roles import Role, hold_alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +34,16 @@ class Recovered:
 class StoreWriter(StoreReader):
     """The store in `folder`, which is made if need be; `recovered` says what had to be removed.
 
-    Raises TransferError if another process writes there.
+    Raises TransferError if another process writes there, or the folder is of another role (see `roles`).
     """
 
     def __init__(self, folder: Path, bytes_max: int | None) -> None:
-        with disk_trouble(f"{folder} cannot be made a weight store"):
-            for name in ("objects", "links", "versions"):
-                (folder / name).mkdir(parents=True, exist_ok=True)
-        self._lock = hold_alone(folder, "writes to")
+        self._lock = hold_alone(folder, Role.STORE)
         self._incoming: tuple[Manifest, ...] = ()
         try:
+            with disk_trouble(f"{folder} cannot be made a weight store"):
+                for name in ("objects", "links", "versions"):
+                    (folder / name).mkdir(exist_ok=True)
             super().__init__(folder)
             self.objects = Objects(folder / "objects", bytes_max)
             self.recovered = self._recover()
