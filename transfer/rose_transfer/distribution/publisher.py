@@ -37,8 +37,9 @@ from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Layout, Parameter
 from rose_transfer.store import Manifest, NoRoom, Packing, Store
-from rose_transfer.store.buckets import pack, state_parameters
+from rose_transfer.store.buckets import check_dtypes, pack, state_parameters
 from rose_transfer.store.packing import pack_regions, pack_whole
+from rose_transfer.store.store import check_weights
 from rose_transfer.transport.interface import ObjectServer
 
 _WRITE_S = 3600.0
@@ -119,8 +120,9 @@ class WeightPublisher:
         Cancelled, it gives up at the next bucket, and ends once nothing of the version is left; where it had all of
         them by then, the version is offered.
 
-        Raises TransferError if the number does not rise, a parameter is missing or has another shape, or the disk
-        fails (NoRoom if it is full); nothing of the version is left then.
+        Raises TransferError if the number does not rise, there are no weights, a parameter is missing or has another
+        shape or a dtype that is not published, or the disk fails (NoRoom if it is full); nothing of the version is left
+        then.
         """
         await self._published_before()
         given_up = threading.Event()
@@ -192,15 +194,16 @@ class WeightPublisher:
 
     def _write(self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event) -> Manifest:
         """In a thread."""
-        packing = self._packing_for(state_dict)
+        packing = self._packing_for(version, state_dict)
         buckets = _unless(given_up, version, pack(packing, state_dict))
         return self.store.publish(version, packing, buckets, base=self.store.newest)
 
-    def _packing_for(self, state_dict: Mapping[str, torch.Tensor]) -> Packing:
+    def _packing_for(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Packing:
         parameters = self._published(state_dict)
         if self._packing is not None and self._packed_for == parameters:
             return self._packing
         packing = self._packed(parameters)
+        check_weights(version, packing)
         if self._packing not in (None, packing):
             log.warning(
                 "receivers or parameters have changed: the model is packed anew, and the next version written whole",
@@ -215,6 +218,7 @@ class WeightPublisher:
         return state_parameters(state_dict) if self._parameters is None else self._parameters
 
     def _packed(self, parameters: Mapping[str, Parameter]) -> Packing:
+        check_dtypes(parameters)
         if not self._layouts:
             return pack_whole(parameters)
         classes = shard_classes(self._layouts)

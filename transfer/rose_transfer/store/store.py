@@ -53,10 +53,12 @@ class Store(StoreWriter):
         Without a base, or if that is not kept, is damaged or is packed in another way, everything is written.
         Buckets are taken one by one, a few ahead. Blocks for the whole write: call it from a thread.
 
-        Raises TransferError if the number is not a new highest one below 2^63, NoRoom if disk or limit are too small,
-        ValueError if the buckets are not those of the packing; nothing of the version is left then.
+        Raises TransferError if the number is not a new highest one below 2^63 or the packing holds nothing, NoRoom if
+        disk or limit are too small, ValueError if the buckets are not those of the packing; nothing of the version is
+        left then.
         """
         version = _number(version)
+        check_weights(version, packing)
         with self._alone():
             if self.newest is not None and version <= self.newest:
                 raise TransferError(f"version {version} comes after {self.newest}", expected="numbers that rise")
@@ -278,6 +280,16 @@ class Store(StoreWriter):
             entries.append(self._store_delta(bucket, merged, made[0].buckets[index].before))
         first, last = made[0], made[-1]
         self._write_manifest(Manifest(last.version, first.base, first.mode, first.packing, tuple(entries)))
+
+
+def check_weights(version: int, packing: Packing) -> None:
+    """Raises TransferError if there is nothing in `packing`: engines would take that for a model."""
+    if not packing.buckets:
+        raise TransferError(
+            f"version {version} would hold no weights",
+            expected="at least one element of a parameter",
+            to_do="look at the state dict, and at what is to be published of it",
+        )
 
 
 def _number(version: int) -> int:
