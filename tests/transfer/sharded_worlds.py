@@ -263,8 +263,19 @@ def refusals(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         attempt(2, _rows(2, mesh) | ({"scale": torch.zeros(2, 3)} if rank else {}))
         attempt(2, _rows(2, mesh) | ({"head": torch.ones(2)} if rank else {}))
         attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "scale"})
+        attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "norm.weight" or rank != 1})
         attempt(2, _rows(2, mesh))
     return told
+
+
+def nothing_packed(rank: int, group: dist.ProcessGroup, folder: Path) -> str:
+    """What each rank is told of a packing that has no bucket."""
+    with publisher(rank, group, folder, pack_whole({})) as publishing:
+        try:
+            publishing.publish(1, {})
+        except TransferError as error:
+            return str(error)
+    return "published"
 
 
 def no_memory(rank: int, group: dist.ProcessGroup, folder: Path, step: str) -> list[str]:

@@ -25,7 +25,7 @@ from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.codec.streams import Mode
 from rose_transfer.layout.export import Export
-from rose_transfer.sharded.agreement import Call, agree
+from rose_transfer.sharded.agreement import Call, JointTrouble, agree
 from rose_transfer.sharded.delivery import WRITER, deliver, restore, tell_entries
 from rose_transfer.sharded.holding import Holding
 from rose_transfer.sharded.making import Team, make, make_room
@@ -35,7 +35,7 @@ from rose_transfer.sharded.routes import Routes, make_routes, plan_own
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import object_key
 from rose_transfer.store.packing import Packing
-from rose_transfer.store.store import Store
+from rose_transfer.store.store import Store, check_weights
 
 log = logger("sharded publisher")
 PUBLISH_TIMEOUT_S = 600.0
@@ -123,6 +123,7 @@ class ShardedPublisher:
         return manifest
 
     def _call(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Call:
+        check_weights(version, self._packing)
         self._holding.look(tensors)
         base = None if self._store is None else self._base(self._store, version)
         return Call(
@@ -141,7 +142,7 @@ class ShardedPublisher:
         if newest is None:
             return None
         if version <= newest:
-            raise TransferError(f"version {version} comes after {newest}", expected="numbers that rise")
+            raise JointTrouble(f"version {version} comes after {newest}", expected="numbers that rise")
         try:
             same = store.packing_key(newest) == self._packing_key
         except TransferError as error:
