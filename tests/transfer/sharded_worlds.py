@@ -343,6 +343,30 @@ def disk_full(rank: int, group: dist.ProcessGroup, folder: Path, room_bytes: int
     return told
 
 
+def little_room(rank: int, group: dist.ProcessGroup, folder: Path, room_bytes: int, versions: int) -> list[str]:
+    """Versions of which the second one is pinned; then all are pinned, until there is no room for one more."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+    with publisher(rank, group, folder, bytes_max=room_bytes) as publishing:
+        store = publishing._store
+        for version in range(1, 2 * versions):
+            try:
+                publishing.publish(version, _rows(version, mesh))
+            except TransferError as error:
+                told = [f"version {version}", str(error)]
+                break
+            if store is not None:
+                store.collect(versions)
+                for kept in store.versions():
+                    if kept == 2 or version >= versions:
+                        store.pin(kept)
+                if version == versions:
+                    told_of = store.versions()
+        if store is not None:
+            assert told_of == tuple(kept for kept in store.versions() if kept <= versions), "none went in vain"
+    return told
+
+
 def dies(rank: int, group: dist.ProcessGroup, folder: Path, version: int, victim: int, at: int) -> list[str]:
     """A version, then the next one, at whose word or transfer number `at` rank `victim` dies.
 

@@ -171,6 +171,10 @@ def test_where_there_is_no_room_the_oldest_versions_go_first(
             kept = publisher.store.versions()
             assert kept[0] == 2, "what is pinned stays"
             assert len(kept) > 2, "no more go than need be"
+            larger = {"embed": torch.randn((256 * 7, 256)).bfloat16()}
+            with pytest.raises(NoRoom, match="no room for version 13"):
+                await publisher.publish(13, larger)
+            assert publisher.store.versions() == kept, "nothing goes for what has no room alone"
             assert verify(publisher.store) == ()
 
     with caplog.at_level(logging.WARNING):

@@ -73,9 +73,25 @@ def test_a_full_disk_leaves_the_versions_before_and_the_ranks_in_step(folder: Pa
     in_world(2, worlds.rows, tmp_path / "other", [1, 2], PACKING)
     room_bytes = sum(file.stat().st_size for file in (tmp_path / "other" / "objects").iterdir())
     first, second = in_world(2, worlds.disk_full, folder, room_bytes)
-    assert first == ["NoRoom", "1"]
+    assert first == ["NoRoomForVersion", "1"]
     assert second == ["TransferError", "1"]
     check(folder, (1, 2))
+
+
+def test_where_there_is_no_room_the_oldest_versions_go_but_for_those_that_are_pinned(
+    folder: Path, tmp_path: Path
+) -> None:
+    in_world(2, worlds.rows, tmp_path / "other", list(range(1, 8)), PACKING)
+    room_bytes = sum(file.stat().st_size for file in (tmp_path / "other" / "objects").iterdir())
+    first, second = in_world(2, worlds.little_room, folder, room_bytes, 12)
+    assert first[0] == second[0]
+    assert f"no room for {first[0]}" in first[1]
+    assert f"rank 0 could not publish: {first[1]}" in second[1]
+    kept = StoreReader(folder).versions()
+    assert 2 in kept
+    assert 12 in kept
+    assert len(kept) < 12
+    check(folder, kept)
 
 
 def test_a_rank_that_never_comes_is_given_up_and_the_group_with_it(folder: Path) -> None:

@@ -26,10 +26,8 @@ class _Held:
 class NotHeld(TransferError):
     """No sender holds `box` of `parameter`."""
 
-    def __init__(self, what: str, *, expected: str, parameter: str, box: Box) -> None:
-        super().__init__(what, expected=expected)
-        self.parameter = parameter
-        self.box = box
+    parameter: str
+    box: Box
 
 
 class Sources:
@@ -85,12 +83,12 @@ class Sources:
                     )
 
     def nobody_holds(self, parameter: str, box: Box, destination: str, tensor: str) -> NotHeld:
-        return NotHeld(
+        error = NotHeld(
             f"no source holds {parameter}{box}, which {destination} needs for {tensor}",
             expected=f"it at one of {self._names()}",
-            parameter=parameter,
-            box=box,
         )
+        error.parameter, error.box = parameter, box
+        return error
 
     def who_holds(self, parameter: str) -> str:
         """In words, who holds some of a parameter and who nothing."""

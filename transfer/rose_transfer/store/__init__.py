@@ -11,6 +11,7 @@ from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject, Objects, OpenObject, object_key
 from rose_transfer.store.packing import Bucket, BucketId, Packing
 from rose_transfer.store.reader import Step, StoreReader
+from rose_transfer.store.room import NoRoomForVersion
 from rose_transfer.store.store import Store
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "LostObject",
     "Manifest",
     "NoRoom",
+    "NoRoomForVersion",
     "Objects",
     "OpenObject",
     "Packing",
