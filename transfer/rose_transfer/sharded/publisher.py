@@ -5,7 +5,8 @@ knows the bits of the version before and makes the delta; the rank with the stor
 
 Invariants
 - What is stored is, byte for byte, what `Store.publish` makes of the whole state dict in the same packing.
-- A version appears in the store whole or not at all, whichever rank fails or dies; the versions before stay.
+- A version appears in the store whole or not at all, whichever rank fails or dies; the versions before stay, but
+  for the oldest ones where there is no room otherwise, as with a WeightPublisher.
 - All ranks return the same manifest, or all raise. A rank that fails by itself goes on sending as planned until it can
   say so; when one has died, the others raise within the time that one publish has.
 - No rank holds more of the model than its share, a bucket that it receives and two buckets' worth that it sends; its
@@ -86,8 +87,8 @@ class ShardedPublisher:
         the store has no version yet, or packed in another way or damaged, everything is written.
 
         Raises TransferError on every rank if one cannot publish: the number is not a new highest one, the tensors are
-        not those of the packing, the disk is full, or ranks mean different versions. Raises LostRank if one has died
-        or not come here after `timeout_s`; a new group and new publishers are needed then.
+        not those of the packing or there are none, the disk is full, or ranks mean different versions. Raises LostRank
+        if one has died or not come here after `timeout_s`; a new group and new publishers are needed then.
         """
         if not self._publishing.acquire(blocking=False):
             raise TransferError("another version is being published", expected="one after the other")

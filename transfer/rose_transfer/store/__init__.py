@@ -2,7 +2,8 @@
 
 Follow a version: `buckets` packs tensors into flat buckets as `packing` says, `Store.publish` encodes them against the
 version before and writes `objects`, then a `manifest` that names them, then a mark that the version is there. Whoever
-holds another version, or none, asks `Store.delta` which objects lead to it; `chain` is what decides that.
+holds another version, or none, asks `Store.delta` which objects lead to it; `chain` is what decides that,
+`keeping` which versions stay.
 """
 
 from rose_transfer.store.chain import Hop, Link
