@@ -107,7 +107,11 @@ class Deployment:
                 self._outlet.announce_newest()
                 return (Published(number, made.fingerprint),)
             case Collect(keep, pinned):
-                self.store.collect(keep, pinned)
+                for version in pinned:
+                    self.store.pin(version)
+                self.store.collect(keep)
+                for version in pinned:
+                    self.store.unpin(version)
             case Jump():
                 return (self._jump(act),)
             case RestartServer():

@@ -25,12 +25,12 @@ from rose.records import Group, Outcome, Purpose, Trajectory
 from rose.report.model import Step
 from rose.trainer.alarm import AlarmSettings, MalformedAlarm
 from rose.trainer.books import Books
+from rose.trainer.engine_versions import Applied, EngineVersions, PublishedVersion
 from rose.trainer.evaluation import Evaluator
 from rose.trainer.grpo import GrpoSettings, update
 from rose.trainer.optimizer import WarmUpAdamW
 from rose.trainer.parity import ParityCheck
 from rose.trainer.policy import Policy, Weights, changed_fraction, rounded_bf16
-from rose.trainer.publisher import Applied, PublishedVersion, Publisher
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.update_stats import UpdateStats
@@ -48,7 +48,7 @@ class Parts:
     optimizer: WarmUpAdamW
     rollout: Rollout
     evaluator: Evaluator
-    publisher: Publisher
+    engine_versions: EngineVersions
     parity: ParityCheck
     books: Books
     recorder: Recorder
@@ -167,14 +167,14 @@ class TrainingLoop:
     async def _publish(self, version: int, weights: Weights) -> tuple[PublishedVersion, float]:
         start_s = time.monotonic()
         with self._parts.recorder.during("publish"):
-            published = await self._parts.publisher.publish(version, weights)
+            published = await self._parts.engine_versions.publish(version, weights)
         self._parts.recorder.published(version)
         return published, time.monotonic() - start_s
 
     async def _apply(self, version: int) -> Applied:
         parts = self._parts
         with parts.recorder.during("apply"):
-            applied = await parts.publisher.applied(parts.engine_id, version, APPLY_TIMEOUT_S)
+            applied = await parts.engine_versions.applied(parts.engine_id, version, APPLY_TIMEOUT_S)
         parts.recorder.applied(parts.engine_id, version, applied.apply_s, applied.pause_ms)
         return applied
 

@@ -17,7 +17,7 @@ from rose.errors import ContractError, EngineError
 from rose.ledger import Account
 from rose.logs import logger
 from rose.trainer.books import Books
-from rose.trainer.publisher import Publisher
+from rose.trainer.engine_versions import EngineVersions
 from rose.trainer.recorder import Recorder
 from rose.waits import WaitBoard
 from rose_executor.fresh_probe import ProbeScores, compare, probe_live
@@ -46,7 +46,7 @@ class ParityCheck:
         prefixes: list[list[int]],
         tolerance: float,
         supervisor: EngineSupervisor,
-        publisher: Publisher,
+        engine_versions: EngineVersions,
         score_fresh: Callable[[Path, list[list[int]]], Awaitable[ProbeScores]],
         books: Books,
         recorder: Recorder,
@@ -55,7 +55,7 @@ class ParityCheck:
         self._prefixes = prefixes
         self._tolerance = tolerance
         self._supervisor = supervisor
-        self._publisher = publisher
+        self._engine_versions = engine_versions
         self._score_fresh = score_fresh
         self._books = books
         self._recorder = recorder
@@ -87,7 +87,7 @@ class ParityCheck:
 
     async def _prove(self, version: int, live: ProbeScores) -> None:
         with self._recorder.during("parity", background=True):
-            async with self._publisher.held(version, "parity") as snapshot:
+            async with self._engine_versions.held(version, "parity") as snapshot:
                 fresh = await self._score_fresh(snapshot.path, self._prefixes)
         difference = compare(live, fresh)
         self._recorder.parity(version, difference)

@@ -1,4 +1,4 @@
-"""The parts of one run, wired: warm process, engine, publisher, rollout, loop.
+"""The parts of one run, wired: warm process, engine, versions, rollout, loop.
 
 Invariants
 - Parts do not know their owner; they are put together here and nowhere else.
@@ -29,13 +29,13 @@ from rose.errors import RoseError
 from rose.logs import logger
 from rose.machine import look
 from rose.trainer.books import Books
+from rose.trainer.engine_versions import EngineVersions
 from rose.trainer.evaluation import Evaluator
 from rose.trainer.loop import Parts, TrainingLoop
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.parity import ParityCheck, probe_prefixes
 from rose.trainer.policy import Policy, load_policy, load_tokenizer
 from rose.trainer.probe_prompts import probe_prompts
-from rose.trainer.publisher import Publisher
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout
 from rose.trainer.sampler import SamplingSettings, TurnSampler
@@ -135,31 +135,31 @@ class Session:
         self, launcher: Launcher, supervisor: EngineSupervisor, policy: Policy, renderer: ChatRenderer
     ) -> None:
         """Run the loop beside the two drivers it needs; whichever fails first ends all three."""
-        versions = self.recorder.run.runtime / "versions"
-        publisher = Publisher(versions, self.job.model.path, self.job.weights.keep, supervisor, self._waits)
+        folder = self.recorder.run.runtime / "versions"
+        engine_versions = EngineVersions(folder, self.job.model.path, self.job.weights.keep, supervisor, self._waits)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(publisher.run(), name="publisher")
-                await publisher.publish(0, policy.weights())
-                group.create_task(supervisor.run(publisher), name="supervisor")
+                group.create_task(engine_versions.run(), name="engine versions")
+                await engine_versions.publish(0, policy.weights())
+                group.create_task(supervisor.run(engine_versions), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
                 async with self._host() as host:
                     episodes = delayed(host, self.job.environment, self.job.run.seed, self._waits)
                     rollout = self._rollout(supervisor, episodes, renderer)
-                    await self._train(launcher, supervisor, publisher, policy, rollout)
-                publisher.stop()
+                    await self._train(launcher, supervisor, engine_versions, policy, rollout)
+                engine_versions.stop()
                 await supervisor.stop()
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
         finally:
-            publisher.close()
+            engine_versions.close()
 
     async def _train(
         self,
         launcher: Launcher,
         supervisor: EngineSupervisor,
-        publisher: Publisher,
+        engine_versions: EngineVersions,
         policy: Policy,
         rollout: Rollout,
     ) -> None:
@@ -181,7 +181,7 @@ class Session:
             probe_prefixes(await probe_prompts(rollout, self.job.evaluation.first_seed)),
             self.job.weights.parity_tolerance,
             supervisor,
-            publisher,
+            engine_versions,
             score_fresh,
             self._books,
             self.recorder,
@@ -192,7 +192,7 @@ class Session:
             optimizer=WarmUpAdamW(policy.parameters(), optimizer),
             rollout=rollout,
             evaluator=Evaluator(rollout, self.job.evaluation),
-            publisher=publisher,
+            engine_versions=engine_versions,
             parity=parity,
             books=self._books,
             recorder=self.recorder,

@@ -25,7 +25,7 @@ def answers(asked: Asked) -> Reply:
     return Answer((7,))
 
 
-class Publisher:
+class Versions:
     """Holds versions, as folders named for them."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Bench:
         self.difference = 0.0
         self.failure: Exception | None = None
         self.recorded: list[tuple[int, float]] = []
-        self.publisher = Publisher()
+        self.engine_versions = Versions()
 
     def run(self, body: Callable[[], Awaitable[None]], script: Script = answers) -> None:
         async def whole() -> None:
@@ -60,7 +60,7 @@ class Bench:
                 PREFIXES,
                 1e-4,
                 self.supervisor,  # type: ignore[arg-type]
-                self.publisher,  # type: ignore[arg-type]
+                self.engine_versions,  # type: ignore[arg-type]
                 self._score_fresh,
                 self.books,
                 recorder,  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ class Bench:
         yield
 
     async def _score_fresh(self, path: Path, prefixes: list[list[int]]) -> ProbeScores:
-        assert self.publisher.holding == [int(path.name[1:])]
+        assert self.engine_versions.holding == [int(path.name[1:])]
         await self.proven.wait()
         if self.failure is not None:
             raise self.failure
@@ -106,7 +106,7 @@ def test_engines_that_agree_are_recorded_and_the_probe_is_booked_as_evaluation(b
         assert [row[0] for row in bench.recorded] == [3]
         assert bench.recorded[0][1] == pytest.approx(5e-5)
         assert [list(asked.token_ids) for asked in bench.supervisor.asked] == PREFIXES
-        assert bench.publisher.holding == []
+        assert bench.engine_versions.holding == []
 
     bench.run(body)
     assert bench.balances()[Account.EVALUATION] == len(PREFIXES)
@@ -179,9 +179,9 @@ def test_cancelling_drops_the_open_proof_and_lets_go_of_its_version(bench: Bench
         bench.proven.clear()
         await bench.check.start(1)
         await asyncio.sleep(0.01)
-        assert bench.publisher.holding == [1]
+        assert bench.engine_versions.holding == [1]
         await bench.check.cancel()
-        assert bench.publisher.holding == []
+        assert bench.engine_versions.holding == []
         assert bench.recorded == []
         await bench.check.cancel()
         await bench.check.finish()

@@ -20,11 +20,11 @@ from rose.metrics import Metrics
 from rose.records import Finish, Outcome, Purpose, Trajectory, Turn, VersionSpan
 from rose.status import StatusBoard
 from rose.trainer.books import Books
+from rose.trainer.engine_versions import Applied
 from rose.trainer.evaluation import Evaluator
 from rose.trainer.loop import Parts, TrainingLoop
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.policy import Weights
-from rose.trainer.publisher import Applied
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Task
 from rose.waits import WaitBoard
@@ -91,7 +91,7 @@ class ScriptedRollout:
         return Turn((token,), (token,), (-3.0,), (VersionSpan(self.version, 0, 1),), Finish.STOP)
 
 
-class ScriptedPublisher:
+class ScriptedVersions:
     """Takes every version at once; the rollout plays with it from then on."""
 
     def __init__(self, rollout: ScriptedRollout) -> None:
@@ -137,7 +137,7 @@ class Bench:
         self.recorder = Recorder(job, run, self.books, waits, StatusBoard(run, waits), Metrics(), lambda recorder: None)
         self.policy = tiny_policy()
         self.rollout = ScriptedRollout(self.books, rule)
-        self.publisher = ScriptedPublisher(self.rollout)
+        self.engine_versions = ScriptedVersions(self.rollout)
         self.parity = ScriptedParity(bad_parity)
         settings = OptimizerSettings(1e-2, warm_up_updates=0)
         parts = Parts(
@@ -145,7 +145,7 @@ class Bench:
             optimizer=WarmUpAdamW(self.policy.parameters(), settings),
             rollout=self.rollout,  # type: ignore[arg-type]
             evaluator=Evaluator(self.rollout, job.evaluation),  # type: ignore[arg-type]
-            publisher=self.publisher,  # type: ignore[arg-type]
+            engine_versions=self.engine_versions,  # type: ignore[arg-type]
             parity=self.parity,  # type: ignore[arg-type]
             books=self.books,
             recorder=self.recorder,
@@ -177,7 +177,7 @@ def split(task: Task, version: int) -> dict[str, Any]:
 def test_a_run_is_steps_versions_and_evaluations_in_order(bench: Callable[..., Bench]) -> None:
     made = bench(split, evaluation={"episodes": 4, "every_steps": 1})
     made.run()
-    assert list(made.publisher.published) == [1, 2, 3]
+    assert list(made.engine_versions.published) == [1, 2, 3]
     assert made.parity.started == [0, 1, 2, 3]
     assert made.parity.finished == 5
     assert [(each.step, each.version) for each in made.recorder.evaluations] == [(0, 0), (1, 1), (2, 2), (3, 3)]
@@ -192,7 +192,7 @@ def test_a_run_is_steps_versions_and_evaluations_in_order(bench: Callable[..., B
 def test_a_step_publishes_the_rounded_policy_that_it_trained(bench: Callable[..., Bench]) -> None:
     made = bench(split, train={"steps": 1})
     made.run()
-    published = made.publisher.published[1]
+    published = made.engine_versions.published[1]
     for name, tensor in made.policy.weights().items():
         assert torch.equal(published[name].float(), tensor.bfloat16().float()), name
     assert made.recorder.steps[0].changed_fraction == pytest.approx(1.0, abs=0.3)
@@ -250,7 +250,7 @@ def failing_until(last_failing_version: int, outcome: Outcome) -> Callable[[Task
 def test_environments_that_are_down_for_two_steps_do_not_end_the_run(bench: Callable[..., Bench]) -> None:
     made = bench(failing_until(1, Outcome.ENVIRONMENT_FAILED))
     made.run()
-    assert list(made.publisher.published) == [1, 2, 3]
+    assert list(made.engine_versions.published) == [1, 2, 3]
     made.closes()
 
 
@@ -258,7 +258,7 @@ def test_environments_that_never_work_end_the_run_after_three_steps(bench: Calla
     made = bench(failing_until(9, Outcome.ENVIRONMENT_FAILED))
     with pytest.raises(EnvironmentFailed, match=r"not one of .* came to its end"):
         made.run()
-    assert list(made.publisher.published) == [1, 2]
+    assert list(made.engine_versions.published) == [1, 2]
     made.closes()
 
 
@@ -266,7 +266,7 @@ def test_an_engine_that_refuses_everybody_ends_the_run_at_once(bench: Callable[.
     made = bench(failing_until(9, Outcome.ABORTED))
     with pytest.raises(EngineError, match="not one of"):
         made.run()
-    assert list(made.publisher.published) == []
+    assert list(made.engine_versions.published) == []
     made.closes()
 
 
@@ -282,7 +282,7 @@ def test_a_version_that_lost_the_format_ends_the_run_and_names_the_last_good_one
         made.run()
     (alarm,) = made.recorder.alarms
     assert (alarm.version, len(made.recorder.steps)) == (2, 2)
-    assert list(made.publisher.published) == [1, 2]
+    assert list(made.engine_versions.published) == [1, 2]
     accounts = made.closes()
     assert accounts[Account.TRAINED] == 2 * 4 * ACTIONS
     assert accounts[Account.ABORTED] == (0 if in_evaluation else 4 * ACTIONS)
@@ -315,5 +315,5 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_published(ben
             parameter.fill_(torch.nan)
     with pytest.raises(TrainingError, match="loss"):
         made.run()
-    assert made.publisher.published == {}
+    assert made.engine_versions.published == {}
     assert made.closes()[Account.ABORTED] == 4 * ACTIONS

@@ -263,8 +263,19 @@ def refusals(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         attempt(2, _rows(2, mesh) | ({"scale": torch.zeros(2, 3)} if rank else {}))
         attempt(2, _rows(2, mesh) | ({"head": torch.ones(2)} if rank else {}))
         attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "scale"})
+        attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "norm.weight" or rank != 1})
         attempt(2, _rows(2, mesh))
     return told
+
+
+def nothing_packed(rank: int, group: dist.ProcessGroup, folder: Path) -> str:
+    """What each rank is told of a packing that has no bucket."""
+    with publisher(rank, group, folder, pack_whole({})) as publishing:
+        try:
+            publishing.publish(1, {})
+        except TransferError as error:
+            return str(error)
+    return "published"
 
 
 def no_memory(rank: int, group: dist.ProcessGroup, folder: Path, step: str) -> list[str]:
@@ -329,6 +340,30 @@ def disk_full(rank: int, group: dist.ProcessGroup, folder: Path, room_bytes: int
         except TransferError as error:
             told.append(type(error).__name__)
         told.append(str(publishing.publish(2, _rows(2, mesh)).base))
+    return told
+
+
+def little_room(rank: int, group: dist.ProcessGroup, folder: Path, room_bytes: int, versions: int) -> list[str]:
+    """Versions of which the second one is pinned; then all are pinned, until there is no room for one more."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+    with publisher(rank, group, folder, bytes_max=room_bytes) as publishing:
+        store = publishing._store
+        for version in range(1, 2 * versions):
+            try:
+                publishing.publish(version, _rows(version, mesh))
+            except TransferError as error:
+                told = [f"version {version}", str(error)]
+                break
+            if store is not None:
+                store.collect(versions)
+                for kept in store.versions():
+                    if kept == 2 or version >= versions:
+                        store.pin(kept)
+                if version == versions:
+                    told_of = store.versions()
+        if store is not None:
+            assert told_of == tuple(kept for kept in store.versions() if kept <= versions), "none went in vain"
     return told
 
 

@@ -171,6 +171,10 @@ def test_where_there_is_no_room_the_oldest_versions_go_first(
             kept = publisher.store.versions()
             assert kept[0] == 2, "what is pinned stays"
             assert len(kept) > 2, "no more go than need be"
+            larger = {"embed": torch.randn((256 * 7, 256)).bfloat16()}
+            with pytest.raises(NoRoom, match="no room for version 13"):
+                await publisher.publish(13, larger)
+            assert publisher.store.versions() == kept, "nothing goes for what has no room alone"
             assert verify(publisher.store) == ()
 
     with caplog.at_level(logging.WARNING):
@@ -238,6 +242,57 @@ def test_what_cannot_be_published_is_not_offered(memory_path: Path) -> None:
                 assert (await anext(receiver.subscribe())).version == 1
                 await engine.move(receiver, 1, PATIENT)
                 assert (await publisher.publish(2, weights(2))).base == 1
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("state", [{}, {"embed": torch.empty((0, 8))}], ids=["no tensors", "no elements"])
+def test_a_model_without_weights_is_not_published(
+    memory_path: Path, state: dict[str, torch.Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with site(memory_path) as here:
+            publisher = WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve()])
+            async with publisher:
+                await publisher.publish(5, weights(5))
+                with pytest.raises(TransferError, match=r"version 6 would hold no weights; expected .*element.*; look"):
+                    await publisher.publish(6, state)
+                whole_or_nothing(publisher, 5)
+                assert (await publisher.publish(6, weights(6))).base == 5
+            for nothing in ({"parameters": {}}, {"receivers": [Layout("engine", PARAMETERS, {}, ())]}):
+                async with WeightPublisher(memory_path / "other", waits=here.waits, **nothing) as publisher:  # type: ignore[arg-type]
+                    with pytest.raises(TransferError, match="version 1 would hold no weights"):
+                        await publisher.publish(1, weights(1))
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(check())
+    assert "packed anew" not in caplog.text
+
+
+def test_tensors_that_are_no_weights_are_refused_with_what_helps(memory_path: Path) -> None:
+    """A counter of batches, as batch normalisation has one in its state dict."""
+
+    async def check() -> None:
+        async with site(memory_path) as here:
+            state = {**weights(1), "norm.batches": torch.tensor(3)}
+            async with WeightPublisher(memory_path / "store", waits=here.waits) as publisher:
+                with pytest.raises(TransferError, match=r"norm\.batches has dtype int64.*`parameters=`"):
+                    await publisher.publish(1, state)
+                assert publisher.newest is None
+            async with WeightPublisher(memory_path / "store", waits=here.waits, parameters=PARAMETERS) as publisher:
+                await publisher.publish(1, state)
+                assert publisher.store.packing(1).parameters == PARAMETERS
+            counted = {**PARAMETERS, "norm.batches": Parameter((), "int64")}
+            whole = {name: LocalTensor(value.shape, value.dtype) for name, value in counted.items()}
+            pieces = tuple(
+                Piece(name, Box.whole(value.shape), name, 0, (8, 1)[: len(value.shape)])
+                for name, value in counted.items()
+            )
+            engine = Layout("engine", counted, whole, pieces)
+            for one in ({"parameters": counted}, {"receivers": [engine]}):
+                async with WeightPublisher(memory_path / "other", waits=here.waits, **one) as publisher:  # type: ignore[arg-type]
+                    with pytest.raises(TransferError, match=r"norm\.batches has dtype int64"):
+                        await publisher.publish(1, state)
 
     asyncio.run(check())
 

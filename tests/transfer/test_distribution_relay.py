@@ -210,17 +210,23 @@ def test_where_there_is_no_room_old_versions_go_first(memory_path: Path) -> None
 def test_where_there_is_no_room_at_all_a_relay_stays_where_it_is(memory_path: Path) -> None:
     async def check() -> None:
         store, history = line(memory_path / "store", 1)
-        dense = store.objects.used_bytes
         async with site(memory_path) as here, offered(here, store) as (outlet, port):
-            async with here.relay(port, bytes_max=dense + 500) as relay:
-                await has(relay, 1)
-                publish_on(store, outlet, history, 2)
-                await until(lambda: any("another attempt at version 2" in w.what for w in here.waits.snapshot()))
+            async with here.relay(port) as relay:
+                for version in (2, 3):
+                    publish_on(store, outlet, history, version)
+                    await has(relay, version)
+                used = relay.store.objects.used_bytes
+            async with here.relay(port, bytes_max=used + 500) as relay:
+                history[4] = first_weights(4)
+                store.publish(4, PACKING, history[4])
+                outlet.announce_newest()
+                await until(lambda: any("another attempt at version 4" in w.what for w in here.waits.snapshot()))
+                assert relay.store.versions() == (1, 2, 3), "none goes in vain"
                 engine = Engine()
                 await engine.move(here.receiver(port_of(relay)), 1)
                 assert engine.has(history[1])
             async with here.relay(port) as relay:
-                await has(relay, 2)
+                await has(relay, 4)
         store.close()
 
     asyncio.run(check())

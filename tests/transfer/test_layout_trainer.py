@@ -219,7 +219,7 @@ def test_a_local_shape_that_no_reading_gives_is_refused() -> None:
 def test_tensors_that_are_not_as_published_are_refused(tensor: torch.Tensor, message: str) -> None:
     with pytest.raises(TransferError, match=message):
         trainer_layout("trainer 0", {"w": tensor}, {"w": Parameter((4, 2), "bfloat16")})
-    with pytest.raises(TransferError, match=r"trainer 0: w has shape .* expected no such tensor"):
+    with pytest.raises(TransferError, match=r"trainer 0: w, of shape .* is not among the tensors that are exported"):
         trainer_layout("trainer 0", {"w": tensor}, {})
 
 

@@ -155,7 +155,9 @@ def test_a_collector_killed_before_any_call_leaves_no_lie(
     folder = tmp_path / "store"
 
     def work() -> None:
-        Store(folder).collect(1, {2})
+        dying = Store(folder)
+        dying.pin(2)
+        dying.collect(1)
 
     number = 0
     killed = True
@@ -168,7 +170,8 @@ def test_a_collector_killed_before_any_call_leaves_no_lie(
         assert {2, 4} <= set(store.versions())
         assert store.recovered.versions == 0
         check(store, history)
-        store.collect(1, {2})
+        store.pin(2)
+        store.collect(1)
         assert store.versions() == (2, 4)
         check(store, history)
         store.close()

@@ -50,7 +50,12 @@ def test_random_histories(data: st.DataObject) -> None:
             match data.draw(st.sampled_from(["", "", "collect", "reopen", "ask"]), label="then"):
                 case "collect":
                     pinned = data.draw(st.sets(st.sampled_from(store.versions()), max_size=1), label="pinned")
-                    store.collect(data.draw(st.integers(1, 4), label="keep"), pinned)
+                    for pin in pinned:
+                        store.pin(pin)
+                    store.collect(data.draw(st.integers(1, 4), label="keep"))
+                    assert pinned <= set(store.versions())
+                    for pin in pinned:
+                        store.unpin(pin)
                 case "reopen":
                     before = store.versions(), store.links()
                     store.close()
@@ -96,12 +101,17 @@ def test_a_version_that_nobody_holds_any_more_is_fetched_anew(tmp_path: Path) ->
 def test_retirement_keeps_the_last_the_pinned_and_what_they_need(tmp_path: Path) -> None:
     store = Store(tmp_path)
     history = publish_line(store, 9, share=0.01)
-    assert store.collect(3, {2}) == (1, 3, 4, 5, 6)
+    store.pin(2)
+    assert store.collect(3) == (1, 3, 4, 5, 6)
+    assert store.retire(2) == ()
     assert store.versions() == (2, 7, 8, 9)
     ends = {(link.base, link.version) for link in store.links()}
     assert ends == {(None, 1), (1, 2), (2, 7), (7, 8), (8, 9)}, "a retired version serves as base; others are bypassed"
     check_all_pairs(store, history, merged=False)
+    store.unpin(2)
     assert store.collect(3) == (2,)
+    with pytest.raises(TransferError, match="version 2 is not in"):
+        store.pin(2)
     assert len(store.links()) == 4
     assert {Path(name).parts[0] for name in whole_files(tmp_path)} == {"links", "objects", "versions"}
     used = {key for manifest in store.manifests() for key in (manifest.key, *manifest.object_keys())}

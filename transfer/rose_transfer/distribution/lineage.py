@@ -21,8 +21,9 @@ import shutil
 from pathlib import Path
 
 from rose_transfer.distribution.receiver import Fetched
-from rose_transfer.store import Manifest, Objects, Store, manifest
+from rose_transfer.store import Manifest, NoRoom, Objects, Store, manifest
 from rose_transfer.store.files import disk_trouble, flush_folder
+from rose_transfer.store.room import no_room_for
 
 STORE, ANEW, DROPPED = "store", "anew", "dropped"
 
@@ -49,11 +50,18 @@ def continues(store: Store, fetched: Fetched) -> bool:
 
 
 def take_in(store: Store, fetched: Fetched) -> None:
-    """Raises NoRoom, or TransferError if an object turns out damaged: at the step where that is, the store stays."""
-    for found in _manifests(fetched):
-        with store.receive(found):
-            for needed in found.object_keys():
-                store.objects.adopt(fetched.objects_folder / needed)
+    """Raises NoRoomForVersion, or TransferError if an object turns out damaged: at that step the store stays."""
+    found = _manifests(fetched)
+    try:
+        for step in found:
+            with store.receive(step):
+                for needed in step.object_keys():
+                    store.objects.adopt(fetched.objects_folder / needed)
+    except NoRoom as error:
+        keys = {key for step in found for key in (step.key, *step.object_keys())}
+        arrived = Objects(fetched.objects_folder)
+        sizes = {key: arrived.size_bytes(key) or 0 for key in keys}
+        raise no_room_for(fetched.version, sizes, store.objects) from error
 
 
 def take_in_anew(folder: Path, fetched: Fetched, *, bytes_max: int | None) -> None:

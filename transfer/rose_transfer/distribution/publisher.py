@@ -12,7 +12,8 @@ Invariants
 - What several receivers hold alike is packed once, so the bytes that leave do not grow with replicas.
 - The last `keep` versions and those that are pinned stay; others are retired after each publishing, in the background.
   Who holds a version that is retired fetches the next one whole.
-- Where there is no room for a version, the oldest ones go first, but for those that are pinned and the newest one.
+- Where there is no room for a version, as few of the oldest go as make room for it, but none that is pinned and not the
+  newest one. Where that makes no room either, none goes.
 
 Memory: the bits of the version published last, one model's size in the published dtypes, and the three
 buckets that are worked on at once.
@@ -22,8 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -36,17 +36,14 @@ from rose.waits import WaitBoard
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Layout, Parameter
-from rose_transfer.store import Manifest, NoRoom, Packing, Store
-from rose_transfer.store.buckets import pack, state_parameters
+from rose_transfer.store import Manifest, NoRoomForVersion, Packing, Store
+from rose_transfer.store.buckets import check_dtypes, pack, state_parameters
 from rose_transfer.store.packing import pack_regions, pack_whole
+from rose_transfer.store.store import check_weights
 from rose_transfer.transport.interface import ObjectServer
 
 _WRITE_S = 3600.0
 _GIVE_UP_S = 60.0
-_NO_ROOM = (
-    "unpin versions, or free some of the disk, and publish it again; "
-    "or open a publisher with a larger `bytes_max` on the folder once this one is closed: it goes on from there"
-)
 log = logger("weights")
 T = TypeVar("T")
 
@@ -83,7 +80,6 @@ class WeightPublisher:
         self._layouts = tuple(receivers)
         self._parameters = parameters
         self._keep = keep
-        self._pinned: set[int] = set()
         self._packing: Packing | None = None
         # What that packing is of; None once it does not fit any more.
         self._packed_for: Mapping[str, Parameter] | None = None
@@ -119,8 +115,9 @@ class WeightPublisher:
         Cancelled, it gives up at the next bucket, and ends once nothing of the version is left; where it had all of
         them by then, the version is offered.
 
-        Raises TransferError if the number does not rise, a parameter is missing or has another shape, or the disk
-        fails (NoRoom if it is full); nothing of the version is left then.
+        Raises TransferError if the number does not rise, there are no weights, a parameter is missing or has another
+        shape or a dtype that is not published, or the disk fails (NoRoomForVersion if it is full); nothing of the
+        version is left then.
         """
         await self._published_before()
         given_up = threading.Event()
@@ -154,17 +151,15 @@ class WeightPublisher:
     async def pin(self, version: int) -> None:
         """Keep a version until `unpin`, however many follow. Raises TransferError if it is not kept any more."""
         await self._retired()
-        self.store.fingerprint(version)
-        self._pinned.add(version)
+        self.store.pin(version)
 
     def unpin(self, version: int) -> None:
         """Let a version be retired; at the next publishing, if it is due."""
-        self._pinned.discard(version)
+        self.store.unpin(version)
 
     def _offer(self) -> None:
         self._outlet.announce_newest()
-        collect = partial(self.store.collect, self._keep, tuple(self._pinned))
-        self._retiring = asyncio.create_task(self._retire(collect))
+        self._retiring = asyncio.create_task(self._retire())
 
     async def _write_and_offer(
         self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event
@@ -172,35 +167,25 @@ class WeightPublisher:
         while True:
             try:
                 manifest = await asyncio.to_thread(self._write, version, state_dict, given_up)
-            except NoRoom as error:
-                if given_up.is_set() or not await self._make_room(error):
-                    raise NoRoom(error.what, expected=error.expected, to_do=_NO_ROOM) from error
+            except NoRoomForVersion as error:
+                if given_up.is_set() or not await asyncio.to_thread(self.store.make_room, error.objects):
+                    raise
             else:
                 self._offer()
                 return manifest
 
-    async def _make_room(self, why: NoRoom) -> bool:
-        """Retire the older half of what may go. Whether anything went."""
-        may_go = [version for version in self.store.versions()[:-1] if version not in self._pinned]
-        leaving = may_go[: (len(may_go) + 1) // 2]
-        if not leaving:
-            return False
-        log.warning("no room: the oldest versions go", versions=leaving, why=str(why))
-        self._retiring = asyncio.create_task(self._retire(partial(self.store.retire, *leaving)))
-        await self._retired()
-        return not set(leaving) & set(self.store.versions())
-
     def _write(self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event) -> Manifest:
         """In a thread."""
-        packing = self._packing_for(state_dict)
+        packing = self._packing_for(version, state_dict)
         buckets = _unless(given_up, version, pack(packing, state_dict))
         return self.store.publish(version, packing, buckets, base=self.store.newest)
 
-    def _packing_for(self, state_dict: Mapping[str, torch.Tensor]) -> Packing:
+    def _packing_for(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Packing:
         parameters = self._published(state_dict)
         if self._packing is not None and self._packed_for == parameters:
             return self._packing
         packing = self._packed(parameters)
+        check_weights(version, packing)
         if self._packing not in (None, packing):
             log.warning(
                 "receivers or parameters have changed: the model is packed anew, and the next version written whole",
@@ -215,6 +200,7 @@ class WeightPublisher:
         return state_parameters(state_dict) if self._parameters is None else self._parameters
 
     def _packed(self, parameters: Mapping[str, Parameter]) -> Packing:
+        check_dtypes(parameters)
         if not self._layouts:
             return pack_whole(parameters)
         classes = shard_classes(self._layouts)
@@ -223,9 +209,9 @@ class WeightPublisher:
         named = {f"shard-{number:0{width}}": found.regions for number, found in enumerate(classes)}
         return pack_regions(parameters, named)
 
-    async def _retire(self, retire: Callable[[], object]) -> None:
+    async def _retire(self) -> None:
         try:
-            await asyncio.to_thread(retire)
+            await asyncio.to_thread(self.store.collect, self._keep)
         except TransferError as error:
             log.warning("old versions stay", why=str(error))
 

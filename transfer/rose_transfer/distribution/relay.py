@@ -18,8 +18,9 @@ Invariants
 - A relay that follows itself, at once or over others, says so.
 - `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
-- If there is no room, versions before the newest go first; if that does not help, the relay stays where it is. Another
-  lineage for which there is no room costs the one that is here nothing.
+- Where the store has no room for a version, as few of the oldest go as make room for it, and none if none is made: the
+  relay stays where it is. Where the disk is full before all has arrived, the older ones go. Another lineage for which
+  there is no room costs the one that is here nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.subscription import Subscription, log
-from rose_transfer.store import NoRoom, Store, chain
+from rose_transfer.store import NoRoom, NoRoomForVersion, Store, chain
 from rose_transfer.store.roles import Role, hold_alone
 from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
 from rose_transfer.transport.landing import MemoryLanding
@@ -71,7 +72,7 @@ class Relay:
 
     `client` is connected to the upstream, and stays the caller's to close. The last `keep` versions stay; the objects
     of the store take at most `bytes_max` bytes of disk, at least three times the model, None for no limit. What is on
-    its way takes some more: mostly one delta, but another lineage its whole size, at most `bytes_max`. `on_version` is
+    its way takes more, which nothing limits: mostly one delta, but another lineage its whole size. `on_version` is
     told of every new version. See `Receiver` for `watch_s`. From one event loop.
 
     Raises TransferError if another relay uses the folder, or it is no relay's.
@@ -206,14 +207,20 @@ class Relay:
         try:
             await self._bring(offer)
         except NoRoom as error:
-            older = self.store.versions()[:-1]
-            if not older:
+            if not await self._in_thread(self._make_room, error):
                 raise
-            log.warning("no room: older versions go", versions=older, why=str(error))
-            await self._in_thread(self.store.retire, *older)
             await self._bring(offer)
         self._offer()
         await self._in_thread(self.store.collect, self._keep)
+
+    def _make_room(self, why: NoRoom) -> bool:
+        """In a thread. Whether old versions went."""
+        if isinstance(why, NoRoomForVersion):
+            return self.store.make_room(why.objects)
+        # The disk is full before all has arrived: nobody knows yet how much room that takes.
+        older = self.store.versions()[:-1]
+        log.warning("no room: older versions go", versions=older, why=str(why))
+        return bool(self.store.retire(*older))
 
     def _offer(self) -> None:
         """Offer what is newest here, and tell of it if it is new."""

@@ -23,6 +23,13 @@ class _Held:
     ends: NDArray[np.int64]
 
 
+class NotHeld(TransferError):
+    """No sender holds `box` of `parameter`."""
+
+    parameter: str
+    box: Box
+
+
 class Sources:
     """The layouts of all senders. Their pieces may overlap between senders: those are replicas.
 
@@ -75,15 +82,29 @@ class Sources:
                         expected="one shape and dtype for a published parameter",
                     )
 
-    def nobody_holds(self, parameter: str, box: Box, destination: str, tensor: str) -> TransferError:
-        return TransferError(
+    def nobody_holds(self, parameter: str, box: Box, destination: str, tensor: str) -> NotHeld:
+        error = NotHeld(
             f"no source holds {parameter}{box}, which {destination} needs for {tensor}",
             expected=f"it at one of {self._names()}",
         )
+        error.parameter, error.box = parameter, box
+        return error
+
+    def who_holds(self, parameter: str) -> str:
+        """In words, who holds some of a parameter and who nothing."""
+        places = set() if parameter not in self._held else set(self._held[parameter].places.tolist())
+        some = [holder for place, holder in enumerate(self.holders) if place in places]
+        nothing = [holder for place, holder in enumerate(self.holders) if place not in places]
+        words = [f"{_cut(some)} holds some of it" if some else "", f"{_cut(nothing)} nothing" if nothing else ""]
+        return ", ".join(filter(None, words))
 
     def _names(self) -> str:
-        """The holders, cut short: there may be thousands."""
-        return ", ".join(self.holders[:8]) + (f" and {len(self.holders) - 8} more" if len(self.holders) > 8 else "")
+        return _cut(self.holders)
+
+
+def _cut(names: Sequence[str]) -> str:
+    """Names, cut short: there may be thousands."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _held(pieces: list[tuple[int, Piece]]) -> _Held:

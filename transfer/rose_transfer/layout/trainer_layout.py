@@ -34,10 +34,14 @@ def trainer_layout(
     locals_: dict[str, LocalTensor] = {}
     pieces: list[Piece] = []
     for name, tensor in tensors.items():
-        if export.shapes.get(name) != tuple(tensor.shape):
+        if name not in export.shapes:
             raise TransferError(
-                f"{holder}: {name} has shape {tuple(tensor.shape)}",
-                expected=f"{export.shapes.get(name, 'no such tensor')}, as exported",
+                f"{holder}: {name}, of shape {tuple(tensor.shape)}, is not among the tensors that are exported",
+                to_do="leave it out if it is no weight, or pass an `export` that knows it",
+            )
+        if export.shapes[name] != tuple(tensor.shape):
+            raise TransferError(
+                f"{holder}: {name} has shape {tuple(tensor.shape)}", expected=f"{export.shapes[name]}, as exported"
             )
         local, own = _shard(holder, name, tensor)
         if not local.is_contiguous():

@@ -14,6 +14,18 @@ from dataclasses import asdict, dataclass
 from rose.errors import TransferError
 
 
+class JointTrouble(TransferError):
+    """What the ranks mean to publish together cannot be, whichever of them has seen it: it is no rank's own fault."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps([self.what, self.expected, self.to_do]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> JointTrouble:
+        what, expected, to_do = json.loads(data)
+        return cls(what, expected=expected, to_do=to_do)
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """What a rank is about to do.

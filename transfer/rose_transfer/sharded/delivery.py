@@ -19,6 +19,7 @@ from rose_transfer.sharded.owned import OwnedBuckets
 from rose_transfer.sharded.pieces import Bits
 from rose_transfer.sharded.ranks import LostRank
 from rose_transfer.store.manifest import BucketEntry, Manifest
+from rose_transfer.store.room import no_room_for, sizes_of
 from rose_transfer.store.store import Store
 
 log = logger("sharded publisher")
@@ -96,6 +97,7 @@ def _rooms(team: Team) -> dict[int, Bits]:
 
 def _write(team: Team, manifest: Manifest, made: Mapping[int, Made], store: Store) -> None:
     try:
+        _have_room(team, manifest, store)
         with store.receive(manifest) as missing:
             wanted = _first_of_each(manifest, missing)
             room = np.empty(max((manifest.buckets[index].encoded_bytes for index in wanted), default=0), np.uint8)
@@ -116,6 +118,14 @@ def _write(team: Team, manifest: Manifest, made: Mapping[int, Made], store: Stor
         team.ranks.tell_trouble(error)
         raise
     team.ranks.tell(b"")
+
+
+def _have_room(team: Team, manifest: Manifest, store: Store) -> None:
+    """Let old versions go if need be, as a WeightPublisher does. Raises NoRoomForVersion if that is of no use."""
+    packing_bytes = store.objects.size_bytes(manifest.packing) or len(team.packing.to_bytes())
+    needed = sizes_of(manifest, packing_bytes)
+    if not store.objects.would_fit(store.objects.known(), needed) and not store.make_room(needed):
+        raise no_room_for(manifest.version, needed, store.objects)
 
 
 def _first_of_each(manifest: Manifest, missing: Collection[str]) -> list[int]:

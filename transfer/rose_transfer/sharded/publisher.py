@@ -5,7 +5,8 @@ knows the bits of the version before and makes the delta; the rank with the stor
 
 Invariants
 - What is stored is, byte for byte, what `Store.publish` makes of the whole state dict in the same packing.
-- A version appears in the store whole or not at all, whichever rank fails or dies; the versions before stay.
+- A version appears in the store whole or not at all, whichever rank fails or dies; the versions before stay, but
+  for the oldest ones where there is no room otherwise, as with a WeightPublisher.
 - All ranks return the same manifest, or all raise. A rank that fails by itself goes on sending as planned until it can
   say so; when one has died, the others raise within the time that one publish has.
 - No rank holds more of the model than its share, a bucket that it receives and two buckets' worth that it sends; its
@@ -25,7 +26,7 @@ from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.codec.streams import Mode
 from rose_transfer.layout.export import Export
-from rose_transfer.sharded.agreement import Call, agree
+from rose_transfer.sharded.agreement import Call, JointTrouble, agree
 from rose_transfer.sharded.delivery import WRITER, deliver, restore, tell_entries
 from rose_transfer.sharded.holding import Holding
 from rose_transfer.sharded.making import Team, make, make_room
@@ -35,7 +36,7 @@ from rose_transfer.sharded.routes import Routes, make_routes, plan_own
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import object_key
 from rose_transfer.store.packing import Packing
-from rose_transfer.store.store import Store
+from rose_transfer.store.store import Store, check_weights
 
 log = logger("sharded publisher")
 PUBLISH_TIMEOUT_S = 600.0
@@ -86,8 +87,8 @@ class ShardedPublisher:
         the store has no version yet, or packed in another way or damaged, everything is written.
 
         Raises TransferError on every rank if one cannot publish: the number is not a new highest one, the tensors are
-        not those of the packing, the disk is full, or ranks mean different versions. Raises LostRank if one has died
-        or not come here after `timeout_s`; a new group and new publishers are needed then.
+        not those of the packing or there are none, the disk is full, or ranks mean different versions. Raises LostRank
+        if one has died or not come here after `timeout_s`; a new group and new publishers are needed then.
         """
         if not self._publishing.acquire(blocking=False):
             raise TransferError("another version is being published", expected="one after the other")
@@ -123,6 +124,7 @@ class ShardedPublisher:
         return manifest
 
     def _call(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Call:
+        check_weights(version, self._packing)
         self._holding.look(tensors)
         base = None if self._store is None else self._base(self._store, version)
         return Call(
@@ -141,7 +143,7 @@ class ShardedPublisher:
         if newest is None:
             return None
         if version <= newest:
-            raise TransferError(f"version {version} comes after {newest}", expected="numbers that rise")
+            raise JointTrouble(f"version {version} comes after {newest}", expected="numbers that rise")
         try:
             same = store.packing_key(newest) == self._packing_key
         except TransferError as error:

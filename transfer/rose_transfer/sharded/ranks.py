@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 
 from rose.errors import TransferError
 from rose.waits import WaitBoard
+from rose_transfer.sharded.agreement import JointTrouble
 
 _WHOM = "the trainer's ranks"
 _TO_DO = "make a new process group and a new publisher on every rank"
 _LAST_MOMENT_S = 0.01
-_WORDS, _TROUBLE = b"w", b"t"
+_WORDS, _TROUBLE, _JOINT_TROUBLE = b"w", b"t", b"j"
 
 
 class LostRank(TransferError):
@@ -71,10 +72,12 @@ class Ranks:
     def tell(self, words: bytes) -> list[bytes]:
         """What every rank tells, in their order. Every rank must call it, or `tell_trouble`.
 
-        Raises TransferError if a rank tells of trouble, LostRank.
+        Raises TransferError that names the rank if one tells of trouble, JointTrouble as it was raised there, LostRank.
         """
         told = self._tell(_WORDS + words)
         for rank, data in enumerate(told):
+            if data[:1] == _JOINT_TROUBLE:
+                raise JointTrouble.from_bytes(data[1:])
             if data[:1] == _TROUBLE:
                 raise TransferError(f"rank {rank} could not publish: {data[1:].decode()}", to_do="look at that rank")
         return [data[1:] for data in told]
@@ -92,7 +95,10 @@ class Ranks:
 
     def tell_trouble(self, error: Exception) -> None:
         """In place of `tell`, at a rank that cannot go on. Raises LostRank."""
-        self._tell(_TROUBLE + (str(error) or type(error).__name__).encode())
+        if isinstance(error, JointTrouble):
+            self._tell(_JOINT_TROUBLE + error.to_bytes())
+        else:
+            self._tell(_TROUBLE + (str(error) or type(error).__name__).encode())
 
     def _tell(self, words: bytes) -> list[bytes]:
         lengths = [torch.zeros(1, dtype=torch.int64, device=self._device) for _ in range(self.size)]

@@ -21,7 +21,8 @@ import numpy as np
 from rose_transfer.layout.box import Box, row_major
 from rose_transfer.layout.layout import Layout, LocalTensor, Piece
 from rose_transfer.layout.plan import plan
-from rose_transfer.layout.sources import Sources
+from rose_transfer.layout.sources import NotHeld, Sources
+from rose_transfer.sharded.agreement import JointTrouble
 from rose_transfer.store.packing import Bucket, Packing
 
 Round = tuple[int | None, ...]
@@ -65,8 +66,8 @@ class Routes:
 def plan_own(packing: Packing, layouts: Sequence[Layout], rank: int) -> OwnPlan:
     """The plan of `rank`; `layouts` has what each rank holds, in their order, and has checked there.
 
-    Raises TransferError that names the parameter if no rank holds an element of a bucket that this one owns, or two
-    ranks describe one differently.
+    Raises JointTrouble that names the parameter if no rank holds an element of a bucket that this one owns,
+    TransferError if two ranks describe one differently.
     """
     sources = Sources(layouts, checked=True)
     owners = choose_owners(packing, sources)
@@ -75,7 +76,14 @@ def plan_own(packing: Packing, layouts: Sequence[Layout], rank: int) -> OwnPlan:
     for index, bucket in enumerate(packing.buckets):
         if owners[index] != rank:
             continue
-        segments = plan(sources, bucket_layout(packing, bucket), near=sources.holders[rank]).segments
+        try:
+            segments = plan(sources, bucket_layout(packing, bucket), near=sources.holders[rank]).segments
+        except NotHeld as error:
+            # The rank that owns the bucket is the one that sees it, not the one that lacks something.
+            raise JointTrouble(
+                f"no rank holds {error.parameter}{error.box}; {sources.who_holds(error.parameter)}",
+                to_do="give `publish` every part of the model on some rank",
+            ) from error
         by_sender = [[one for one in segments if one.holder == holder] for holder in sources.holders]
         incoming[index] = tuple(tuple(segment.destination for segment in sent) for sent in by_sender)
         asked[index] = tuple(tuple(segment.source for segment in sent) for sent in by_sender)

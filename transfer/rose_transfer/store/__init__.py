@@ -2,7 +2,8 @@
 
 Follow a version: `buckets` packs tensors into flat buckets as `packing` says, `Store.publish` encodes them against the
 version before and writes `objects`, then a `manifest` that names them, then a mark that the version is there. Whoever
-holds another version, or none, asks `Store.delta` which objects lead to it; `chain` is what decides that.
+holds another version, or none, asks `Store.delta` which objects lead to it; `chain` is what decides that,
+`keeping` which versions stay.
 """
 
 from rose_transfer.store.chain import Hop, Link
@@ -11,6 +12,7 @@ from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject, Objects, OpenObject, object_key
 from rose_transfer.store.packing import Bucket, BucketId, Packing
 from rose_transfer.store.reader import Step, StoreReader
+from rose_transfer.store.room import NoRoomForVersion
 from rose_transfer.store.store import Store
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "LostObject",
     "Manifest",
     "NoRoom",
+    "NoRoomForVersion",
     "Objects",
     "OpenObject",
     "Packing",

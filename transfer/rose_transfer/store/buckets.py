@@ -26,19 +26,29 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 def state_parameters(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Parameter]:
     """What a state dict publishes as it is: its tensors in their dtypes, one that has several names under its first.
 
-    Raises TransferError if a dtype is none of those that are published.
+    Raises TransferError as `check_dtypes` does.
     """
     found: dict[str, Parameter] = {}
     seen: set[tuple[object, ...]] = set()
     for name, tensor in state_dict.items():
-        dtype = dtype_name(tensor.dtype)
-        if dtype not in LANE_BYTES:
-            raise TransferError(f"{name} has dtype {dtype}", expected=f"one of {', '.join(LANE_BYTES)}")
         place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() == 0 or place not in seen:
-            found[name] = Parameter(tuple(tensor.shape), dtype)
+            found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor.dtype))
             seen.add(place)
+    check_dtypes(found)
     return found
+
+
+def check_dtypes(parameters: Mapping[str, Parameter]) -> None:
+    """Raises TransferError that names the first of `parameters` whose dtype is none of those that are published."""
+    for name, parameter in parameters.items():
+        if parameter.dtype not in LANE_BYTES:
+            raise TransferError(
+                f"{name} has dtype {parameter.dtype}",
+                expected=f"one of {', '.join(LANE_BYTES)}",
+                to_do="leave it out if it is no weight: what is published, and in which dtype, "
+                "`parameters=` of a WeightPublisher says",
+            )
 
 
 def pack(packing: Packing, state_dict: Mapping[str, torch.Tensor]) -> Iterator[Bits]:

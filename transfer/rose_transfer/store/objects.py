@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import threading
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rose.errors import TransferError
@@ -33,6 +34,8 @@ from rose_transfer.store.files import (
 )
 
 _COMPARED_BYTES = 2**20
+_BLOCK_BYTES = 4096
+"""By which a file may take more of a disk than it has bytes."""
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
@@ -66,6 +69,31 @@ class Objects:
     @property
     def used_bytes(self) -> int:
         return self._used
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def free_bytes(self) -> int:
+        """What may still be written, by the limit and by the disk. Raises TransferError if the disk fails."""
+        with disk_trouble(f"{self._folder} cannot be looked at"):
+            free_bytes = shutil.disk_usage(self._folder).free
+        return free_bytes if self._bytes_max is None else max(0, min(free_bytes, self._bytes_max - self._used))
+
+    def would_fit(self, staying: Collection[str], more: Mapping[str, int]) -> bool:
+        """Whether objects of these bytes, by key, have room where only `staying` ones are left of those here.
+
+        Exactly by the limit; by the disk as far as one can know, for others write there too.
+        """
+        with self._guard:
+            left = {key: self._sizes[key] for key in staying if key in self._sizes}
+            freed_bytes = self._used - sum(left.values())
+        new = [size for key, size in more.items() if key not in left]
+        if self._bytes_max is not None and sum(left.values()) + sum(new) > self._bytes_max:
+            return False
+        with disk_trouble(f"{self._folder} cannot be looked at"):
+            disk_bytes = shutil.disk_usage(self._folder).free
+        return sum(new) + len(new) * _BLOCK_BYTES <= disk_bytes + freed_bytes
 
     def known(self) -> tuple[str, ...]:
         """The keys of the objects known here, in no order."""

@@ -4,7 +4,6 @@ Invariants
 - A version appears whole or not at all, and its bits never change. Death at any point leaves the versions before it
   and what nobody refers to, which is removed and counted when the store is opened again.
 - A number is published once, and numbers only rise.
-- Nothing that leads to a kept version is removed before what takes its place is on disk.
 - One thread writes at a time; reading and `steps` wait for none.
 
 Memory: the bits of the version published last stay, one model's size, to encode the next one against; and the few
@@ -14,25 +13,24 @@ buckets that are worked on at once (see `at_once`).
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rose.errors import TransferError
-from rose_transfer.codec import Delta, MalformedDelta, bucket_hash, compose, overwrite
+from rose_transfer.codec import bucket_hash
 from rose_transfer.store import chain
 from rose_transfer.store.at_once import at_once, bucket_threads
-from rose_transfer.store.chain import Route
+from rose_transfer.store.files import NoRoom
 from rose_transfer.store.held import Held
-from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
-from rose_transfer.store.objects import LostObject
-from rose_transfer.store.packing import Bucket, Packing
+from rose_transfer.store.keeping import StoreKeeper
+from rose_transfer.store.manifest import BucketEntry, Manifest
+from rose_transfer.store.packing import Packing
 from rose_transfer.store.reader import Bits, Step, log
-from rose_transfer.store.writer import StoreWriter
+from rose_transfer.store.room import NewObjects, no_room_for, sizes_of
 
 
-class Store(StoreWriter):
+class Store(StoreKeeper):
     """Opens `folder` for writing; `compress` writes deltas in zstd, for slow links.
 
     Objects together take at most `bytes_max` bytes, None for as many as the disk has.
@@ -41,11 +39,8 @@ class Store(StoreWriter):
     """
 
     def __init__(self, folder: Path, *, compress: bool = False, bytes_max: int | None = None) -> None:
-        self._level = ZSTD if compress else RAW
-        self._held: Held | None = None
-        self._writing = threading.Lock()
         self._threads = bucket_threads()
-        super().__init__(folder, bytes_max)
+        super().__init__(folder, compress=compress, bytes_max=bytes_max)
 
     def publish(self, version: int, packing: Packing, buckets: Iterable[Bits], base: int | None = None) -> Manifest:
         """Store `buckets`, those of `packing` in its order, as `version`: in steps from `base` where that can be had.
@@ -53,17 +48,20 @@ class Store(StoreWriter):
         Without a base, or if that is not kept, is damaged or is packed in another way, everything is written.
         Buckets are taken one by one, a few ahead. Blocks for the whole write: call it from a thread.
 
-        Raises TransferError if the number is not a new highest one below 2^63, NoRoom if disk or limit are too small,
-        ValueError if the buckets are not those of the packing; nothing of the version is left then.
+        Raises TransferError if the number is not a new highest one below 2^63 or the packing holds nothing,
+        NoRoomForVersion if disk or limit are too small, ValueError if the buckets are not those of the packing; nothing
+        of the version is left then.
         """
         version = _number(version)
+        check_weights(version, packing)
         with self._alone():
             if self.newest is not None and version <= self.newest:
                 raise TransferError(f"version {version} comes after {self.newest}", expected="numbers that rise")
             held = self._take_held(base, packing)
+            new = NewObjects(self.objects)
             try:
-                published = self._write_version(version, packing, buckets, held)
-                self._write_mark(version, published.fingerprint)
+                published = self._write_buckets(version, packing, buckets, held, new)
+                self._write_names(published, new)
             except BaseException:
                 self._remove_unneeded()
                 raise
@@ -109,50 +107,17 @@ class Store(StoreWriter):
         except TransferError as error:
             log.warning("what nobody needs stays until the next version", version=incoming.version, why=str(error))
 
-    def collect(self, keep: int, pinned: Collection[int] = ()) -> tuple[int, ...]:
-        """Retire all versions but the last `keep` and those pinned, and say which; then compact what is left."""
-        if keep < 1:
-            raise ValueError(f"keep={keep} must be at least 1")
-        versions = self.versions()
-        kept = chain.kept_versions(versions, keep, pinned)
-        leaving = tuple(version for version in versions if version not in kept)
-        self.retire(*leaving)
-        return leaving
-
-    def retire(self, *versions: int) -> None:
-        """Remove versions, then everything that no other one needs, having compacted the ways between these.
-
-        Raises ValueError if the newest one is among them: its number must not be given out again.
-        """
-        if self.newest in versions:
-            raise ValueError(f"version {self.newest} is the newest, and stays")
-        with self._alone():
-            self._remove_marks(*versions)
-            self._remove_unneeded()
-            newest = self.newest
-            if newest is not None and chain.anchor_due(self.links(), newest):
-                self._write_whole(newest)
-            self._merge_all(chain.mergeable(self.links(), self.versions()))
-            self._remove_unneeded()
-
     def close(self) -> None:
         """As in `StoreWriter`, once what is being written is."""
         with self._writing:
             super().close()
         self._threads.shutdown()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Write, alone. Raises TransferError if the store was closed: the folder may be another's by now."""
-        with self._writing:
-            if self.closed:
-                raise TransferError(f"the store in {self.folder} was closed", to_do="open it again")
-            yield
-
     def clear(self) -> None:
         """Remove every version: what comes next is of another lineage, whose numbers may be lower."""
         with self._alone():
             self._held = None
+            self._pinned.clear()
             self._remove_marks(*self.versions())
             self._remove_unneeded()
 
@@ -202,82 +167,44 @@ class Store(StoreWriter):
             return nothing
         return Held(base, packing, buckets, {place: bucket_hash(bits) for place, bits in buckets.items()})
 
-    def _write_version(self, version: int, packing: Packing, buckets: Iterable[Bits], held: Held) -> Manifest:
-        """All of a version but its mark; `held` has its bits then."""
+    def _write_buckets(
+        self, version: int, packing: Packing, buckets: Iterable[Bits], held: Held, new: NewObjects
+    ) -> Manifest:
+        """Put all `new` objects of a version, or count them where there is no room; `held` has its bits then."""
         base = held.version if held.buckets else None
-        key = self.objects.put(packing.to_bytes())
+        key = new.put(packing.to_bytes())
 
         def write(place: int, given: Bits) -> BucketEntry:
             if place >= len(packing.buckets):
                 raise ValueError(f"more buckets than the {len(packing.buckets)} of the packing")
             delta = held.advance(place, given)
-            return self._store_delta(packing.buckets[place], delta, delta.before)
+            return self._store_delta(packing.buckets[place], delta, delta.before, new.put)
 
         entries = at_once(self._threads, write, buckets)
         if len(entries) < len(packing.buckets):
             raise ValueError(f"{len(entries)} buckets, not the {len(packing.buckets)} of the packing")
-        made = Manifest(version, base, "overwrite" if base is None else "steps", key, tuple(entries))
-        self._write_manifest(made)
-        return made
+        return Manifest(version, base, "overwrite" if base is None else "steps", key, tuple(entries))
 
-    def _store_delta(self, bucket: Bucket, delta: Delta, before: int) -> BucketEntry:
-        """`before` is the hash of what the delta leads from, also where it does not ask for that."""
-        if (delta.elements, delta.lane) != (bucket.elements, bucket.lane):
-            raise ValueError(
-                f"bucket {bucket.bucket_id} has {delta.elements} elements of {delta.lane} bytes, "
-                f"not {bucket.elements} of {bucket.lane}"
-            )
-        wire = delta.to_wire(compress=self._level == ZSTD)
-        key = self.objects.put(wire)
-        return BucketEntry(bucket.bucket_id, key, self._level, len(wire), bucket.dense_bytes, before, delta.after)
-
-    def _write_whole(self, version: int) -> None:
-        """Store a version without a base, where there is room."""
+    def _write_names(self, made: Manifest, new: NewObjects) -> None:
+        """Have the version there whose objects `new` has put. Raises NoRoomForVersion."""
         try:
-            # What is in memory is right, also where the disk has lost what led there.
-            held = self._held if self._held is not None and self._held.version == version else None
-            packing = self.packing(version) if held is None else held.packing
-            buckets = self.read(version) if held is None else map(held.buckets.__getitem__, range(len(packing.buckets)))
-            key = self.objects.put(packing.to_bytes())
-            entries = tuple(
-                self._store_delta(bucket, overwrite(bits, bucket_hash(bits)), 0)
-                for bucket, bits in zip(packing.buckets, buckets, strict=True)
-            )
-            self._write_manifest(Manifest(version, None, "overwrite", key, entries))
-        except TransferError as error:
-            log.warning("a version is not written whole", version=version, why=str(error))
-            self._remove_unreferenced()
+            new.check()
+            self._write_manifest(made)
+            self._write_mark(made.version, made.fingerprint)
+        except NoRoom as error:
+            self._remove_unneeded()
+            needed = sizes_of(made, new.sizes[made.packing])
+            raise no_room_for(made.version, needed, self.objects) from error
 
-    def _merge_all(self, routes: Iterable[Route]) -> None:
-        """Make one link of each route, all of whose hops have one direction and one mode, where there is room."""
-        for route in routes:
-            first, last = (route[-1], route[0]) if route[0].backwards else (route[0], route[-1])
-            if (last.link.version, first.link.base) not in self._manifests:
-                try:
-                    self._merge(route)
-                except TransferError as error:
-                    log.warning("deltas are not merged", links=len(route), why=str(error))
-                    self._remove_unreferenced()
 
-    def _merge(self, route: Route) -> None:
-        """Store the deltas of a route as one. Where one is damaged, its way is left out and nothing is stored."""
-        hops = reversed(route) if route[0].backwards else route
-        made = [self._manifests[hop.link.version, hop.link.base] for hop in hops]
-        entries: list[BucketEntry] = []
-        for index, bucket in enumerate(self.read_packing(made[0].packing).buckets):
-            merged: Delta | None = None
-            for found in made:
-                try:
-                    delta = self.load(found, found.buckets[index])
-                except (LostObject, MalformedDelta) as error:
-                    self.leave_out(found, str(error))
-                    self._remove_unreferenced()
-                    return
-                merged = delta if merged is None else compose(merged, delta)
-            assert merged is not None
-            entries.append(self._store_delta(bucket, merged, made[0].buckets[index].before))
-        first, last = made[0], made[-1]
-        self._write_manifest(Manifest(last.version, first.base, first.mode, first.packing, tuple(entries)))
+def check_weights(version: int, packing: Packing) -> None:
+    """Raises TransferError if there is nothing in `packing`: engines would take that for a model."""
+    if not packing.buckets:
+        raise TransferError(
+            f"version {version} would hold no weights",
+            expected="at least one element of a parameter",
+            to_do="look at the state dict, and at what is to be published of it",
+        )
 
 
 def _number(version: int) -> int:

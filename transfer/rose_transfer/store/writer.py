@@ -9,7 +9,7 @@ Invariants
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from rose_transfer.store import chain, manifest
 from rose_transfer.store.files import disk_trouble, files_in, flush_folder, remove_drafts, write_whole
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import Objects
-from rose_transfer.store.reader import StoreReader, link_name, log, mark_name
+from rose_transfer.store.reader import Ends, StoreReader, link_name, log, mark_name
 from rose_transfer.store.roles import Role, hold_alone
 
 
@@ -87,7 +87,7 @@ class StoreWriter(StoreReader):
 
     def _remove_unneeded(self) -> tuple[int, int]:
         """Remove the ways that no kept version needs, then the objects of none; how many of each there were."""
-        needed = {(link.version, link.base) for link in chain.needed(self.links(), self.versions())}
+        needed = self._needed(self.versions())
         unneeded = [ends for ends in self._manifests if ends not in needed]
         self._change_manifests(without=unneeded)
         for version, base in unneeded:
@@ -97,12 +97,21 @@ class StoreWriter(StoreReader):
         return len(unneeded), self._remove_unreferenced()
 
     def _remove_unreferenced(self) -> int:
-        needing = (*self._manifests.values(), *self._incoming)
-        used = {key for found in needing for key in (found.key, *found.object_keys())}
+        used = self._objects_of(self._manifests)
         unused = [key for key in self.objects.known() if key not in used]
         for key in unused:
             self.objects.remove(key)
         return len(unused)
+
+    def _needed(self, kept: Collection[int]) -> set[Ends]:
+        """The ways that `kept` versions need."""
+        return {(link.version, link.base) for link in chain.needed(self.links(), kept)}
+
+    def _objects_of(self, ways: Iterable[Ends]) -> set[str]:
+        """The keys of all objects of these ways, and of those that are arriving."""
+        manifests = self._manifests
+        needing = (*(manifests[ends] for ends in ways if ends in manifests), *self._incoming)
+        return {key for found in needing for key in (found.key, *found.object_keys())}
 
     def _unlink_manifest(self, version: int, base: int | None) -> None:
         with disk_trouble(f"manifests cannot be removed from {self.folder}"):

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from stand_ins import Answer, ScriptedSupervisor
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
+from rose.trainer.engine_versions import Applied, EngineVersions
 from rose.trainer.policy import Weights, load_policy, rounded_bf16
-from rose.trainer.publisher import Applied, Publisher
 from rose.waits import WaitBoard
 from rose_transfer.snapshot import WEIGHTS, Snapshot
 from rose_transfer.store import Objects, StoreReader, manifest
@@ -31,7 +31,7 @@ def weights(shipped_model: Path) -> Weights:
 
 
 class Bench:
-    """A publisher that runs beside a scripted supervisor."""
+    """Versions that are driven beside a scripted supervisor."""
 
     def __init__(self, folder: Path, model: Path, weights: Weights, keep: int = 1) -> None:
         self.folder = folder / "versions"
@@ -42,29 +42,29 @@ class Bench:
             self.supervisor = ScriptedSupervisor(lambda asked: Answer(()))
             waits = WaitBoard()
             supervisor = self.supervisor
-            self.publisher = Publisher(self.folder, self._model, self._keep, supervisor, waits)  # type: ignore[arg-type]
+            self.engine_versions = EngineVersions(self.folder, self._model, self._keep, supervisor, waits)  # type: ignore[arg-type]
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
-                group.create_task(self.publisher.run())
+                group.create_task(self.engine_versions.run())
                 await body()
-                self.publisher.stop()
-            self.publisher.close()
+                self.engine_versions.stop()
+            self.engine_versions.close()
 
         asyncio.run(whole())
 
     async def publish(self, version: int) -> None:
         """Each version differs from the one before."""
         weights = {name: tensor + version * 0.01 for name, tensor in self._weights.items()}
-        await self.publisher.publish(version, weights)
+        await self.engine_versions.publish(version, weights)
 
     async def start_engine(self, lost: str | None = None) -> int:
         """The version that the live incarnation starts from; it has joined with it."""
-        loaded = await self.publisher.starting(ENGINE, lost)
+        loaded = await self.engine_versions.starting(ENGINE, lost)
         assert loaded.path.is_dir()
-        await self.publisher.joined(ENGINE, self.supervisor.engines[-1].incarnation, loaded.version)
+        await self.engine_versions.joined(ENGINE, self.supervisor.engines[-1].incarnation, loaded.version)
         return loaded.version
 
     async def applied(self, version: int, timeout_s: float = 5.0) -> Applied:
-        return await self.publisher.applied(ENGINE, version, timeout_s)
+        return await self.engine_versions.applied(ENGINE, version, timeout_s)
 
     def kept(self) -> list[int]:
         return list(StoreReader(self.folder / "store").versions())
@@ -207,11 +207,11 @@ def test_an_engine_that_dies_while_it_is_brought_to_a_version_starts_from_it(ben
 def test_the_version_that_an_engine_starts_from_is_kept_until_it_has_joined(bench: Bench) -> None:
     async def body() -> None:
         await bench.publish(0)
-        loaded = await bench.publisher.starting(ENGINE, None)
+        loaded = await bench.engine_versions.starting(ENGINE, None)
         await bench.publish(1)
         await settled()
         assert bench.kept() == [0, 1]
-        await bench.publisher.joined(ENGINE, bench.supervisor.engines[-1].incarnation, loaded.version)
+        await bench.engine_versions.joined(ENGINE, bench.supervisor.engines[-1].incarnation, loaded.version)
         await bench.applied(1)
         await settled()
         assert bench.kept() == [1]
@@ -222,7 +222,7 @@ def test_the_version_that_an_engine_starts_from_is_kept_until_it_has_joined(benc
 def test_a_start_that_is_repeated_lets_go_of_what_it_would_have_loaded_before(bench: Bench) -> None:
     async def body() -> None:
         await bench.publish(0)
-        await bench.publisher.starting(ENGINE, None)
+        await bench.engine_versions.starting(ENGINE, None)
         await bench.publish(1)
         assert await bench.start_engine() == 1
         await settled()
@@ -237,7 +237,7 @@ def test_a_held_version_stays_while_it_is_held_also_after_an_error(bench: Bench)
         await bench.start_engine()
 
         async def hold_and_fail() -> None:
-            async with bench.publisher.held(0, "test") as held:
+            async with bench.engine_versions.held(0, "test") as held:
                 await bench.publish(1)
                 await bench.applied(1)
                 await settled()
@@ -279,7 +279,7 @@ def test_a_folder_whose_taker_was_cancelled_goes_again_and_can_be_taken(
 ) -> None:
     async def body() -> None:
         await bench.publish(0)
-        folders = bench.publisher._folders
+        folders = bench.engine_versions._folders
         going = asyncio.Event()
         loop, real = asyncio.get_running_loop(), folders._make
 
@@ -307,7 +307,7 @@ def test_weights_that_are_not_finite_are_never_published(bench: Bench) -> None:
         name = next(iter(bench._weights))
         broken = {**bench._weights, name: torch.full_like(bench._weights[name], torch.nan)}
         with pytest.raises(TransferError, match="not finite"):
-            await bench.publisher.publish(1, broken)
+            await bench.engine_versions.publish(1, broken)
         assert await bench.start_engine() == 0
 
     bench.run(body)

@@ -1,4 +1,6 @@
-"""Publishes weight versions and sees every engine brought to them: the driver of the version state.
+"""Stores the versions of a run and sees its engines brought to them: the driver of the version state.
+
+The engines read the store itself, on this host; `rose_transfer.distribution` is for those elsewhere.
 
 Invariants
 - A version is announced only when it is whole in the store; it leaves the store only when the state retires it.
@@ -51,7 +53,7 @@ from rose_transfer.store import Store
 from rose_transfer.store.buckets import pack
 from rose_transfer.store.packing import pack_whole
 
-log = logger("publisher")
+log = logger("engine versions")
 PUBLISHED_DTYPE = "bfloat16"
 STORE_TIMEOUT_S = 600.0
 P = ParamSpec("P")
@@ -92,7 +94,7 @@ class _Observed:
         return actions
 
 
-class Publisher:
+class EngineVersions:
     """One store of versions in `folder`, one supervised engine. `run` must run for anything else to happen.
 
     What is published are the tensors of the model folder `base_dir`, in bfloat16. Raises TransferError if another
