@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -179,6 +181,22 @@ def test_a_fork_stays_where_two_kept_versions_part() -> None:
     assert [[hop.goal for hop in route] for route in mergeable(links, [4, 6])] == [[3, 4], [5, 6]]
     assert find_route(links, 4, 6) is not None
     check_whole(find_route(links, 4, 6) or (), 4, 6)
+
+
+def test_many_kept_versions_cost_one_search_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40, each of which can go to each other one: no more hops are looked at than there are, for each start."""
+    looked_at = 0
+    push = heapq.heappush
+
+    def counted(heap: list[Any], entry: Any) -> None:
+        nonlocal looked_at
+        looked_at += 1
+        push(heap, entry)
+
+    links = line(1, 40)
+    monkeypatch.setattr(heapq, "heappush", counted)
+    assert needed(links, range(1, 41)) == set(links)
+    assert looked_at <= 41 * 2 * len(links)
 
 
 def test_routes_are_the_same_every_time() -> None:

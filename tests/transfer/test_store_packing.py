@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layout_tools import rank_of
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from rose.errors import TransferError
 from rose_transfer.layout.box import Box
@@ -123,6 +127,65 @@ def test_a_tied_tensor_is_packed_once_and_one_stored_twice_twice() -> None:
     assert state_parameters({"a": torch.empty(0), "b": torch.empty(0)}).keys() == {"a", "b"}
     with pytest.raises(TransferError, match="int64"):
         state_parameters({"steps": torch.zeros(3, dtype=torch.int64)})
+
+
+class _Made(Mapping[str, torch.Tensor]):
+    """A state dict of a trainer that has no room for the model in a second dtype: it casts what is asked for."""
+
+    def __init__(self, masters: dict[str, torch.Tensor]) -> None:
+        self._masters = masters
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._masters[name].to(torch.bfloat16)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._masters)
+
+    def __len__(self) -> int:
+        return len(self._masters)
+
+
+def test_tensors_made_when_they_are_asked_for_are_not_taken_for_one_another() -> None:
+    masters = {f"layer {number}": torch.randn(256, 256) for number in range(12)}
+    packing = pack_whole(state_parameters(_Made(masters)))
+    back = unpack(packing, pack(packing, _Made(masters)))
+    assert {name: back[name].equal(tensor.bfloat16()) for name, tensor in masters.items()} == dict.fromkeys(
+        masters, True
+    )
+
+
+def test_tensors_without_memory_are_not_taken_for_one_another() -> None:
+    state = {name: torch.empty(4, 4, device="meta") for name in ("a", "b")}
+    parameters = state_parameters(state)
+    assert parameters.keys() == {"a", "b"}
+    with pytest.raises(TransferError, match="a is on the meta device"):
+        list(pack(pack_whole(parameters), state))
+
+
+def test_tensors_in_pieces_are_packed_whole_but_not_by_one_process() -> None:
+    """Two layers of one shape, and a tied head: the pieces are told apart by the memory of this rank."""
+    with rank_of(0, 2):
+        mesh = init_device_mesh("cpu", (2,))
+        layers = {name: distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)]) for name in ("first", "second")}
+        state = {**layers, "head": layers["first"]}
+        parameters = state_parameters(state)
+        assert parameters == dict.fromkeys(("first", "second"), Parameter((8, 4), "float32"))
+        with pytest.raises(TransferError, match=r"in pieces over the ranks of a DTensor.*ShardedPublisher"):
+            list(pack(pack_whole(parameters), state))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (np.zeros((4, 4), np.float32), "a is of type ndarray; expected a torch.Tensor"),
+        (torch.eye(4).to_sparse(), "a has the layout torch.sparse_coo; expected a dense tensor"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused_by_name(value: Any, said: str) -> None:
+    with pytest.raises(TransferError, match=re.escape(said)):
+        state_parameters({"a": value})
+    with pytest.raises(TransferError, match=re.escape(said)):
+        list(pack(pack_whole({"a": Parameter((4, 4), "float32")}), {"a": value}))
 
 
 def test_masters_are_rounded_and_strides_do_not_matter() -> None:

@@ -6,7 +6,8 @@ bit, NaN payloads and negative zeros included. A tensor of several names is pack
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,15 +27,20 @@ _INTEGERS = {2: torch.int16, 4: torch.int32}
 def state_parameters(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Parameter]:
     """What a state dict publishes as it is: its tensors in their dtypes, one that has several names under its first.
 
-    Raises TransferError as `check_dtypes` does.
+    It may make its tensors only when they are asked for: one that is not kept by it is nobody's second name.
+
+    Raises TransferError as `check_dtypes` does, or if a value is no tensor.
     """
     found: dict[str, Parameter] = {}
-    seen: set[tuple[object, ...]] = set()
+    seen: dict[tuple[object, ...], weakref.ref[torch.Tensor]] = {}
     for name, tensor in state_dict.items():
-        place = (tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() == 0 or place not in seen:
+        _check_tensor(name, tensor)
+        place = _place(tensor)
+        other = seen.get(place) if place is not None else None
+        if other is None or other() is None:  # gone: the next tensor may well get the memory of the one before
             found[name] = Parameter(tuple(tensor.shape), dtype_name(tensor.dtype))
-            seen.add(place)
+        if place is not None:
+            seen[place] = weakref.ref(tensor)
     check_dtypes(found)
     return found
 
@@ -54,14 +60,15 @@ def check_dtypes(parameters: Mapping[str, Parameter]) -> None:
 def pack(packing: Packing, state_dict: Mapping[str, torch.Tensor]) -> Iterator[Bits]:
     """The buckets of `packing`, in its order: each in memory of its own.
 
-    Raises TransferError if a tensor is missing or has another shape.
+    Raises TransferError if a tensor is missing, has another shape or is not whole in the memory of this process.
     """
     for name in sorted({region.parameter for bucket in packing.buckets for region in bucket.regions}):
         shape = packing.parameters[name].shape
         if name not in state_dict:
             raise TransferError(f"the new weights have no {name}", expected="every parameter that is packed")
-        if tuple(state_dict[name].shape) != shape:
-            raise TransferError(f"{name} has shape {tuple(state_dict[name].shape)}", expected=f"{shape}, as packed")
+        _check_whole(name, tensor := state_dict[name])
+        if tuple(tensor.shape) != shape:
+            raise TransferError(f"{name} has shape {tuple(tensor.shape)}", expected=f"{shape}, as packed")
     for bucket in packing.buckets:
         # Without a name: no bucket stays while the next one is made.
         yield _packed(bucket, state_dict)
@@ -89,6 +96,41 @@ def unpack(packing: Packing, buckets: Iterable[Bits]) -> dict[str, torch.Tensor]
     if absent := [name for name, elements in missing.items() if elements]:
         raise TransferError(f"the buckets hold only a part of {', '.join(absent[:4])}", expected="every element")
     return tensors
+
+
+def _place(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Where its elements are, of one in pieces over ranks this rank's; None if they are nowhere in memory."""
+    to_local = _to_local(tensor)
+    local = tensor if to_local is None else to_local()
+    address = local.data_ptr()
+    return (local.device, address, tensor.shape, local.stride(), local.dtype) if address else None
+
+
+def _to_local(tensor: torch.Tensor) -> Callable[[], torch.Tensor] | None:
+    """The method that only a DTensor has, one in pieces over ranks; that class takes a second to import."""
+    return getattr(tensor, "to_local", None)
+
+
+def _check_tensor(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TransferError(f"{name} is of type {type(tensor).__name__}", expected="a torch.Tensor", to_do="convert it")
+    if tensor.layout != torch.strided:
+        raise TransferError(f"{name} has the layout {tensor.layout}", expected="a dense tensor", to_do="use to_dense()")
+
+
+def _check_whole(name: str, tensor: object) -> None:
+    _check_tensor(name, tensor)
+    assert isinstance(tensor, torch.Tensor)
+    if _to_local(tensor) is not None:
+        raise TransferError(
+            f"{name} is in pieces over the ranks of a {type(tensor).__name__}",
+            expected="a tensor that is whole in this process",
+            to_do="publish with a ShardedPublisher, or give what its full_tensor() returns",
+        )
+    if tensor.is_meta:
+        raise TransferError(
+            f"{name} is on the meta device, without elements", expected="weights", to_do="load the model first"
+        )
 
 
 def _packed(bucket: Bucket, state_dict: Mapping[str, torch.Tensor]) -> Bits:

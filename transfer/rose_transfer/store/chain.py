@@ -19,7 +19,8 @@ Compaction, in this order
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rose_transfer.codec.streams import Mode
@@ -70,25 +71,7 @@ def find_route(links: Iterable[Link], start: Start, goal: int) -> Route | None:
 
     None if there is none. A version leads to itself by no hop at all.
     """
-    hops: dict[Start, list[Hop]] = {}
-    for link in links:
-        for hop in _both_ways(link):
-            hops.setdefault(hop.start, []).append(hop)
-    reached: set[Start] = set()
-    waiting: list[tuple[int, int, int, Start, Route]] = [(0, 0, 0, start, ())]
-    number = 0
-    while waiting:
-        size, length, _, at, route = heapq.heappop(waiting)
-        if at == goal:
-            return route
-        if at in reached:
-            continue
-        reached.add(at)
-        for hop in hops.get(at, ()):
-            number += 1
-            entry = (size + hop.link.encoded_bytes, length + 1, number, hop.goal, (*route, hop))
-            heapq.heappush(waiting, entry)
-    return None
+    return _route(_last_hops(_hops_from(links), start), start, goal)
 
 
 def cheapest(links: Collection[Link], start: Start, goal: int) -> Route | None:
@@ -121,11 +104,17 @@ def kept_versions(versions: Iterable[int], keep: int, pinned: Collection[int]) -
 def needed(links: Collection[Link], kept: Iterable[int]) -> set[Link]:
     """The links of the cheapest routes to each kept version from nothing and from each other one."""
     kept = tuple(kept)
+    hops = _hops_from(links)
     found: set[Link] = set()
-    for goal in kept:
-        for start in (None, *kept):
-            route = find_route(links, start, goal)
-            found.update(hop.link for hop in route or ())
+    for start in (None, *kept):
+        last = _last_hops(hops, start)
+        traced: set[Start] = {start}
+        for goal in kept:
+            at: Start = goal
+            while at not in traced and at in last:
+                traced.add(at)
+                found.add(last[at].link)
+                at = last[at].start
     return found
 
 
@@ -163,6 +152,46 @@ def anchor_due(links: Collection[Link], newest: int) -> bool:
         return True
     dense = route[0].link.encoded_bytes
     return route_bytes(route) - dense > ANCHOR_EXCESS * dense
+
+
+def _hops_from(links: Iterable[Link]) -> Mapping[Start, list[Hop]]:
+    hops: dict[Start, list[Hop]] = {}
+    for link in links:
+        for hop in _both_ways(link):
+            hops.setdefault(hop.start, []).append(hop)
+    return hops
+
+
+def _last_hops(hops: Mapping[Start, list[Hop]], start: Start) -> Mapping[Start, Hop]:
+    """The last hop of the cheapest route from `start` to each version that can be reached (Dijkstra's algorithm)."""
+    last: dict[Start, Hop] = {}
+    reached = {start}
+    waiting: list[tuple[int, int, int, Hop]] = []
+    numbers = itertools.count()
+
+    def leave(at: Start, size: int, length: int) -> None:
+        for hop in hops.get(at, ()):
+            heapq.heappush(waiting, (size + hop.link.encoded_bytes, length + 1, next(numbers), hop))
+
+    leave(start, 0, 0)
+    while waiting:
+        size, length, _, hop = heapq.heappop(waiting)
+        if hop.goal not in reached:
+            reached.add(hop.goal)
+            last[hop.goal] = hop
+            leave(hop.goal, size, length)
+    return last
+
+
+def _route(last: Mapping[Start, Hop], start: Start, goal: int) -> Route | None:
+    hops: list[Hop] = []
+    at: Start = goal
+    while at != start:
+        if at not in last:
+            return None
+        hops.append(last[at])
+        at = last[at].start
+    return tuple(reversed(hops))
 
 
 def _both_ways(link: Link) -> Iterator[Hop]:
