@@ -43,6 +43,16 @@ TARGET static inline size_t NAME(places)(uint64_t bits, size_t base, uint16_t *a
     }
     return count;
 }
+#elif ISA == AVX2
+/* One is written even where there is none: whether there is one cannot be predicted, a second is rare. */
+TARGET static inline size_t NAME(places)(uint64_t bits, size_t base, uint16_t *at)
+{
+    size_t count = (size_t)__builtin_popcountll(bits);
+    *at = (uint16_t)(base + (size_t)__builtin_ctzll(bits | 1ull << 63));
+    for (bits &= bits - 1; __builtin_expect(bits != 0, 0); bits &= bits - 1)
+        *++at = (uint16_t)(base + (size_t)__builtin_ctzll(bits));
+    return count;
+}
 #else
 TARGET static inline size_t NAME(places)(uint64_t bits, size_t base, uint16_t *at)
 {
@@ -140,9 +150,13 @@ TARGET static inline uint32_t NAME(differ)(const ELEM *old, const ELEM *new)
 TARGET static size_t NAME(find)(const ELEM *old, const ELEM *new, size_t n, size_t from, uint16_t *at, size_t ahead)
 {
     size_t k = 0, i = 0;
-    for (; i + 64 / LANE <= n; i += 64 / LANE) {
-        NAME(read_ahead)(old + i, new + i, ahead);
-        k += NAME(places)(NAME(differ)(old + i, new + i), from + i, at + k);
+    for (; i + 64 <= n; i += 64) {
+        uint64_t bits = 0;
+        for (size_t j = 0; j < 64; j += 64 / LANE) {
+            NAME(read_ahead)(old + i + j, new + i + j, ahead);
+            bits |= (uint64_t)NAME(differ)(old + i + j, new + i + j) << j;
+        }
+        k += NAME(places)(bits, from + i, at + k);
     }
     for (; i < n; i++)
         if (old[i] != new[i])
