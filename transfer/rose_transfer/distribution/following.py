@@ -48,6 +48,10 @@ class GoalMissing(ObjectMissing):
     """The version that was asked for is not kept upstream, or not any more: take the newest."""
 
 
+class Unfit(TransferError):
+    """Whoever shall say what is wanted of a version cannot, for it does not fit: no other way to it would."""
+
+
 class Following:
     """Brings to `shelf` what `client` has, until the loop's time is `until`. `received_bytes` counts payload.
 
@@ -77,8 +81,8 @@ class Following:
     async def follow(self, ask: WayAsk) -> Way:
         """Have everything here that the answer leads over.
 
-        Raises GoalMissing; ObjectMissing if an object has gone meanwhile; LostObject, MalformedRecord or another
-        TransferError for what is damaged; NoRoom; Refused; DeadlineExceeded.
+        Raises GoalMissing; Unfit, and whatever else `wanted` raises; ObjectMissing if an object has gone meanwhile;
+        LostObject, MalformedRecord or another TransferError for what is damaged; NoRoom; Refused; DeadlineExceeded.
         """
         way = await self._ask(ask)
         await self._bring_all({key: None for key, _ in way.steps})
@@ -125,7 +129,11 @@ class Following:
         """The buckets that are wanted of the packing in an object."""
 
         def choose() -> frozenset[BucketId]:
-            return frozenset(wanted(packing.from_bytes(self._shelf.objects.read(key))))
+            packed = packing.from_bytes(self._shelf.objects.read(key))
+            try:
+                return frozenset(wanted(packed))
+            except TransferError as error:
+                raise Unfit(error.what, expected=error.expected, to_do=error.to_do) from error
 
         answer = self._chosen.get(key)
         if answer is None:

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from rose.errors import ContractError, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution.following import Chosen, Following, GoalMissing, Wanted
+from rose_transfer.distribution.following import Chosen, Following, GoalMissing, Unfit, Wanted
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import Subscription, log
@@ -142,7 +142,7 @@ class Receiver:
             attempt += 1
             try:
                 way = await following.follow(ask)
-            except (NoRoom, Refused, GoalMissing):
+            except (NoRoom, Refused, GoalMissing, Unfit):
                 raise
             except TransferError as error:
                 if attempt == _WAYS_MAX:
