@@ -51,7 +51,7 @@ _CHANNEL_OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class EngineDescription:
-    """State of a live engine; `http_port` is 0 until it listens, `poisoned` empty unless it is lost for good."""
+    """State of a live engine; `http_port` is 0 until it listens, `poisoned` says why its weights are mixed."""
 
     engine_id: str
     incarnation: str

@@ -5,7 +5,6 @@ What cannot be is refused here, in words: the wire itself would take a missing v
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from urllib.parse import quote
 from rose.errors import ConfigError, TransferError
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.runs import SOCKET_PATH_BYTES_MAX
+from rose_executor.version_number import version_number
 
 
 def address(socket_path: Path) -> str:
@@ -31,24 +31,14 @@ def address(socket_path: Path) -> str:
 
 def stage_request(version: int, objects: Path, way: Sequence[tuple[str, bool]]) -> Any:
     """A `StageVersionRequest`. Raises TransferError."""
-    return wire.StageVersionRequest(version=_number(version), objects=_folder(objects), way=_steps(way))
+    return wire.StageVersionRequest(version=version_number(version), objects=_folder(objects), way=_steps(way))
 
 
 def commit_request(version: int, *, keep_kv: bool) -> Any:
     """A `CommitVersionRequest`. Raises TransferError."""
     if not isinstance(keep_kv, bool):
         raise TransferError(f"keep_kv={keep_kv!r} is no answer", expected="True or False")
-    return wire.CommitVersionRequest(version=_number(version), keep_kv=keep_kv)
-
-
-def _number(version: int) -> int:
-    try:
-        number = operator.index(version)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise TransferError(f"{version!r} is no number of a version", expected="an integer from 0 to below 2^63")
-    return int(number)
+    return wire.CommitVersionRequest(version=version_number(version), keep_kv=keep_kv)
 
 
 def _folder(objects: Path) -> str:

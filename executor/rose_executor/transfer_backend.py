@@ -9,7 +9,8 @@
 
 Each worker pulls from a publisher or a relay what leads from the version that it holds to the one it is told, only the
 buckets that it needs, into a folder of its own under `folder`, and applies that to its tensors where they lie. An
-engine that is given the folder of another one refuses it. For an engine of several workers the publisher must know
+engine that is given the folder of another one refuses it; where somebody has removed the folder, and the lock with it,
+the next update makes and locks it anew. For an engine of several workers the publisher must know
 their layouts (`layout_discovery`), to pack for them.
 
 Invariants
@@ -18,7 +19,9 @@ Invariants
 - An update that begins anew, the first one always, is taken back like any other, but where the weights in memory were
   none of the published form. Where one worker fails in such a one, or a disk dies while a worker reads from it what it
   has staged, weights are mixed: the error says so, and the engine takes no request until an update has succeeded.
-- `finish_weight_update` raises as long as the version is not in force, and may then be called again.
+- `finish_weight_update` raises as long as the version is not in force, and may then be called again: it goes on where
+  the update stands. Where it cannot, `update_weights` and then it once more bring the engine to a version.
+- What was staged is nothing any more once vLLM itself has loaded weights.
 - What vLLM calls the weights is the number of the version that all workers hold, and nothing else (`version_label`).
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged, and
   with the version itself where that is in force already. Where others have changed them (vLLM's own reload does), the
@@ -33,6 +36,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +58,10 @@ from rose_transfer.store import BucketId, Packing
 from rose_transfer.store.roles import Role, hold_alone
 
 log = logger("weight transfer backend")
+_GO_ON = (
+    "call finish_weight_update again; if that cannot go on, update_weights and then finish_weight_update, "
+    "or start the engine anew"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._lock = -1
         self._staged: _Staged | None = None
         self._in_force: _InForce | None = None
+        self._void = ""
         self.received_bytes = 0
         self.mixed = ""
 
@@ -135,10 +144,10 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._drop()
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """As vLLM does it. Raises ValueError, and TransferError at the other workers, if the information is none."""
+        """As vLLM does it. Raises ValueError or TransferError, at all workers, if the information of one is none."""
         try:
             self.parse_update_info(update_info)
-        except ValueError as error:
+        except (ValueError, TransferError) as error:
             agree(error)
         super().update_weights(update_info)
 
@@ -168,6 +177,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         """
         staged = self._staged
         if staged is None:
+            if self._void:
+                raise TransferError(self._void, to_do="update_weights again, then finish_weight_update")
             return
         before, self._in_force = self._in_force, None  # nobody knows while it is written
         were_mixed = self.mixed
@@ -175,6 +186,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         try:
             if staged.update is not None:
                 staged.update.commit()
+        except Mixed as error:
+            failed = Mixed(error.what, to_do=_GO_ON)
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:
@@ -197,11 +210,14 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
             update.roll_back()
         except Mixed as error:
             self.mixed = f"{why}; {error.what}"
-            raise Mixed(self.mixed, to_do="update to a version once more, or start the engine anew") from why
+            raise Mixed(self.mixed, to_do=_GO_ON) from why
 
     def changed_by_others(self) -> None:
         """Hold no version any more: vLLM itself has loaded weights."""
         self._in_force, self.mixed = None, ""
+        if self._staged is not None:
+            self._drop()
+            self._void = "vLLM has loaded weights since the update was staged"
 
     def shutdown(self) -> None:
         """Let another engine use the folder."""
@@ -211,6 +227,7 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
 
     def _stage(self, wanted: RoseUpdateInfo) -> _Staged:
         self.received_bytes = 0
+        self._hold_on()
         try:
             return self._stage_from_held(wanted)
         except (WrongBase, OtherForm) as error:
@@ -245,8 +262,17 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
 
     @property
     def _incoming(self) -> Path:
-        """Beside the lock, which nothing may remove."""
+        """Beside the lock, which nothing here removes."""
         return self._folder / "incoming"
+
+    def _hold_on(self) -> None:
+        """Hold the folder that there is now. Raises TransferError if another engine has taken it meanwhile."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._lock), (self._folder / "lock").stat()):
+                return
+        lock = hold_alone(self._folder, Role.ENGINE)
+        os.close(self._lock)
+        self._lock = lock
 
     def _free(self) -> None:
         if self._lock >= 0:
@@ -254,6 +280,6 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         self._folder, self._lock = Path(), -1
 
     def _drop(self) -> None:
-        staged, self._staged = self._staged, None
+        staged, self._staged, self._void = self._staged, None, ""
         if staged is not None and staged.update is not None:
             staged.update.close()

@@ -1,8 +1,13 @@
-"""What a user of the weight transfer backend `rose` tells it, and the fetch that follows from it."""
+"""What a user of the weight transfer backend `rose` tells it, and the fetch that follows from it.
+
+It comes as JSON, or from whatever a program has read: what is of another kind is refused before anybody is asked.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,7 +15,9 @@ from pathlib import Path
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from rose.errors import ConfigError, TransferError
 from rose.waits import WaitBoard
+from rose_executor.version_number import version_number
 from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.transport.access import client_tls, host_and_port, read_token
@@ -25,6 +32,8 @@ class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
     `address` (HOST:PORT) is that of a publisher or a relay, `token_file` has its token; with `ca_file` (PEM) it is
     spoken to by TLS and trusted by that authority alone. `folder` is for this engine alone, as long as it runs.
+
+    Raises ConfigError if one of them is no text, or no path.
     """
 
     address: str
@@ -32,13 +41,32 @@ class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     folder: str
     ca_file: str | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.address, str):
+            raise ConfigError(f"address={self.address!r} is no address", expected="HOST:PORT")
+        self.token_file = _path("token_file", self.token_file)
+        self.folder = _path("folder", self.folder)
+        self.ca_file = None if self.ca_file is None else _path("ca_file", self.ca_file)
+
 
 @dataclass
 class RoseUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """The version to bring the engine to, and how long fetching it may take."""
+    """The version to bring the engine to, and how long fetching it may take.
+
+    Raises TransferError if that is no number of a version, or no time that ends.
+    """
 
     version: int
     timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        self.version = version_number(self.version)
+        timeout_s: object = self.timeout_s
+        is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+        if not is_number or not 0 < self.timeout_s <= sys.float_info.max:
+            raise TransferError(
+                f"timeout_s={timeout_s!r} is no time to fetch in", expected="seconds, above 0, that end"
+            )
 
 
 def check(info: RoseInitInfo) -> None:
@@ -72,3 +100,10 @@ async def _fetch(info: RoseInitInfo, wanted: RoseUpdateInfo, held: Offer | None,
             receiver.close()
     finally:
         await client.close()
+
+
+def _path(name: str, given: object) -> str:
+    path = os.fspath(given) if isinstance(given, os.PathLike) else given
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise ConfigError(f"{name}={given!r} is no path", expected="a path, as text")
+    return path

@@ -3,9 +3,11 @@
 Invariants
 - The engine runs one whole version, old or new: what is fetched is applied by its own stage and commit.
 - A version is fetched while the engine generates; what was overtaken meanwhile is skipped.
-- Where the engine turns out not to run what it is taken for, or an update was taken back, the next attempt begins
-  anew; a version that the engine refuses `ATTEMPTS` times is left, and the engine stays on its own, until another is
-  offered. What cannot be fetched (a full disk, a slow link) is tried ever less often until it can, or is gone.
+- Where the engine turns out not to run what it is taken for, or an update was taken back or left weights mixed, the
+  next attempt begins anew; a version that the engine refuses `ATTEMPTS` times is left, and the engine stays on its own,
+  until another is offered. One that is still poisoned then has none, which ends the following.
+- What cannot be fetched (a full disk, a slow link, damage, a model that does not fit) is tried ever less often until it
+  can, or is gone, or another is offered.
 
     with closing(Receiver(client, folder, waits=waits, wanted=await wanted_by(control))) as receiver:
         await VersionFollower(control, receiver, waits=waits).run()
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import cast
 
@@ -100,7 +102,8 @@ class VersionFollower:
     async def run(self) -> None:
         """Follow until cancelled.
 
-        Raises EngineError when the engine is lost or poisoned, Refused if the upstream and this side do not fit.
+        Raises EngineError when the engine is lost, or poisoned and no version heals it; Refused if the upstream and
+        this side do not fit.
         """
         seen = self._runs
         while True:
@@ -128,6 +131,16 @@ class VersionFollower:
                 raise EngineError(f"the engine does not answer: {error.what}") from error
             except TransferError as error:
                 log.warning("a version was refused", version=offer.version, attempt=attempt, why=str(error))
+            except EngineError as error:
+                if attempt == ATTEMPTS or not await self._is_poisoned():
+                    raise
+                log.warning("the weights are mixed; a version begins anew", version=offer.version, why=str(error))
+
+    async def _is_poisoned(self) -> bool:
+        """Whether the engine lives, and a version that begins anew would heal it."""
+        with suppress(EngineError, DeadlineExceeded):
+            return bool((await self._control.describe()).poisoned)
+        return False
 
     async def _fetch(self, offer: Offer) -> Fetched:
         start = self._runs if self._trusted else None

@@ -28,25 +28,35 @@ class AsyncThread:
         self._loop = asyncio.new_event_loop()
         self._loop.set_default_executor(DaemonThreads("work of an async environment"))
         self._tasks: dict[Pending, asyncio.Task[Answer]] = {}
-        self._given_up = 0
-        self._cancelled = 0
+        self._open: set[Pending] = set()
         self._ended = False
         threading.Thread(target=self._work, name="async environments", daemon=True).start()
 
     @property
-    def held_up_by(self) -> str:
-        """The call that runs now, if since the last `give_up` no other had a turn; else empty."""
-        task = asyncio.current_task(self._loop) if self._cancelled < self._given_up else None
+    def running(self) -> str:
+        """The call that runs now, empty between two turns."""
+        task = asyncio.current_task(self._loop)
         return "" if task is None else task.get_name()
+
+    def has(self, pending: Pending) -> bool:
+        """Whether a call is one of these, and under way."""
+        return pending in self._open
+
+    def turn(self) -> threading.Event:
+        """Set as soon as the loop here has a turn for it, which it has not while a call does not await."""
+        turn = threading.Event()
+        self._loop.call_soon_threadsafe(turn.set)
+        return turn
 
     def submit(self, call: Callable[[], Awaitable[Any]], name: str) -> Pending:
         pending: Pending = self._waiter.create_future()
+        self._open.add(pending)
+        pending.add_done_callback(self._open.discard)
         self._loop.call_soon_threadsafe(self._begin, call, name, pending)
         return pending
 
     def give_up(self, pending: Pending) -> None:
         """Cancel a call; it is done when it has really ended. Nothing happens if it is none of these."""
-        self._given_up += 1
         self._loop.call_soon_threadsafe(self._cancel, pending)
 
     def end(self) -> Pending:
@@ -60,7 +70,6 @@ class AsyncThread:
         task.add_done_callback(partial(self._done, pending))
 
     def _cancel(self, pending: Pending) -> None:
-        self._cancelled += 1
         if pending in self._tasks:
             self._tasks[pending].cancel()
 

@@ -5,6 +5,7 @@ Invariants
 - Plain methods run on a daemon thread of the episode, from construction to close: they may block and keep what
   belongs to one thread (an SQLite connection). Async methods of all episodes run on one event loop on a daemon
   thread of its own, a task per call. Whatever either does, the host's own event loop and the process's exit go on.
+- An async call that never awaits holds up the others on its thread. Whatever overruns behind it says so by its name.
 - A call that overran its deadline is *stuck* until it ends by itself. Nobody waits for it, and while
   `max_stuck_calls` of them are left no new episode is opened.
 - An environment is closed once, whatever happened to its episode; a failed close is counted and fails nobody.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +66,7 @@ class EnvironmentHost:
         self._board = board
         self._stuck: dict[Pending, str] = {}
         self._async_thread: AsyncThread | None = None
+        self._late_turn: threading.Event | None = None
 
     @property
     def stuck(self) -> tuple[str, ...]:
@@ -78,7 +81,7 @@ class EnvironmentHost:
         if len(self._stuck) >= self.settings.max_stuck_calls:
             raise EnvironmentFailed(
                 f"no new episode while {len(self._stuck)} earlier calls are stuck, the oldest: {self.stuck[0]}"
-                + self._held_up(),
+                + self._held_up(self._late_turn),
                 expected=f"calls that end within {self.settings.step_timeout_s:g} s",
                 to_do="find out why the environment hangs, or raise its deadline",
             )
@@ -113,14 +116,19 @@ class EnvironmentHost:
 
         Raises EnvironmentFailed if it raised or overran.
         """
+        turn: threading.Event | None = None
         try:
             with self._board.waiting(what, whom, timeout_s):
-                await asyncio.wait([pending], timeout=timeout_s)
+                await asyncio.wait([pending], timeout=timeout_s / 2)
+                if self._async_thread is not None and self._async_thread.has(pending):
+                    turn = self._async_thread.turn()
+                await asyncio.wait([pending], timeout=timeout_s / 2)
         finally:
             if not pending.done():
                 self._give_up_on(pending, f"{what} of {whom}")
         if not pending.done():
-            raise EnvironmentFailed(f"{whom}: no {what} after {timeout_s:g} s")
+            self._late_turn = turn or self._late_turn
+            raise EnvironmentFailed(f"{whom}: no {what} after {timeout_s:g} s{self._held_up(turn)}")
         value, error = pending.result()
         if error is not None:
             raise EnvironmentFailed(f"{whom}: its {what} raised {type(error).__name__}: {error}") from error
@@ -133,8 +141,9 @@ class EnvironmentHost:
         if self._async_thread is not None:
             self._async_thread.give_up(pending)
 
-    def _held_up(self) -> str:
-        holder = "" if self._async_thread is None else self._async_thread.held_up_by
+    def _held_up(self, turn: threading.Event | None) -> str:
+        """Who did not let a call have its turn in time, if it was asked for and somebody did not."""
+        holder = self._async_thread.running if turn and self._async_thread and not turn.is_set() else ""
         return f"; {holder} does not await, and holds up all other async calls" if holder else ""
 
 

@@ -243,6 +243,7 @@ def test_an_async_call_that_never_awaits_is_named_and_holds_up_neither_deadlines
         stepping = [asyncio.create_task(episode.step("x")) for episode in (waits, spins)]
         for failed in await asyncio.gather(*stepping, return_exceptions=True):
             assert isinstance(failed, EnvironmentFailed)
+            assert "; step of environment spins does not await, and holds up all other async calls" in str(failed)
         with pytest.raises(EnvironmentFailed) as refused:
             await host.open(1, "c")
         assert "2 earlier calls are stuck, the oldest: step of environment waits" in str(refused.value)
@@ -254,6 +255,23 @@ def test_an_async_call_that_never_awaits_is_named_and_holds_up_neither_deadlines
     asyncio.run(run())
     assert board.snapshot() == ()
     release.set()
+
+
+def test_who_is_late_beside_others_that_await_blames_nobody(board: WaitBoard) -> None:
+    release = threading.Event()
+    kinds = iter((Async(lambda: asyncio.sleep(60)), Hanging(release), Async(lambda: asyncio.sleep(60))))
+
+    async def run() -> None:
+        host = EnvironmentHost(lambda: next(kinds), board, SHORT_STEPS)
+        episodes = [await host.open(1, name) for name in ("a", "b", "c")]
+        late = await asyncio.gather(*(episode.step("x") for episode in episodes), return_exceptions=True)
+        assert [str(error).split("; ")[1:] for error in late] == [[], [], []]
+        release.set()
+        for episode in episodes:
+            await episode.close()
+        await host.close()
+
+    asyncio.run(run())
 
 
 def test_an_async_call_that_ignores_its_cancellation_holds_up_nobody(board: WaitBoard) -> None:

@@ -34,6 +34,7 @@ PARITY_MAX = 1e-4
 PREFIXES = [[(3 + 7 * i + 5 * j) % 90 for j in range(10 + 9 * i)] for i in range(4)]
 TOKEN = "0123456789abcdef" * 2
 WEIGHTS = "model.safetensors"
+PLACE = "replica-0-stage-0-rank-0"
 
 
 def moved(weights: dict[str, torch.Tensor], seed: int, share: float) -> dict[str, torch.Tensor]:
@@ -105,7 +106,7 @@ async def tell(folder: Path, model: Path) -> Story:
                     "deeds": deeds(folder, f"{workers}", publisher.servers[0].port)
                     + (deeds_of_two(folder, publisher.servers[0].port, other.servers[0].port) if workers == 2 else []),
                 }
-                taken = folder / f"{workers}-taken" / "replica-0-stage-0-rank-0"
+                taken = folder / f"{workers}-taken" / PLACE
                 lock = hold_alone(taken, Role.ENGINE)
                 story.answers[workers] = await run(warm, folder, f"live-{workers}", task)
                 os.close(lock)
@@ -178,6 +179,20 @@ def deeds(folder: Path, name: str, port: int) -> list[tuple[str, dict[str, Any]]
         ("break", {"version": 1}),
         ("update on", {"version": 1}),
         ("update", {"version": 2}),
+        ("tamper", {"by": 0.3}),
+        ("break", {"version": 1}),
+        ("start", {}),
+        ("finish", {"version": 1}),
+        ("stage", {"version": 2}),
+        ("reload", {}),
+        ("finish", {"version": 2}),
+        ("update on", {"version": 2}),
+        ("update", {"version": "1"}),
+        ("update", {"version": 1, "timeout_s": math.nan}),
+        ("init", {**info, "token_file": 5}),
+        ("remove", {"folder": info["folder"]}),
+        ("update", {"version": 2}),
+        ("take", {"folder": f"{info['folder']}/{PLACE}"}),
     ]
 
 
@@ -207,8 +222,10 @@ TAMPERED, MENDED_TO_2, TAMPERED_AGAIN, MENDED_TO_1, RELOADED, AGAIN_TO_1, RELOAD
 NOTHING_TO_DO, FALLEN, STOOD_UP, _TO_2 = range(28, 32)
 FINISHED_NOTHING, LABELLED_WRONG, LABELLED_RIGHT, TO_1_UNNAMED, NAMELESS, LABELLED_ANEW, _TO_2_NAMED = range(32, 39)
 BROKEN, HEALED, _HEALED_TO_2 = range(39, 42)
-OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(42, 46)
-OTHERS_TRAINING, TO_1_TOGETHER = 47, 49
+_TAMPERED_ONCE_MORE, BROKEN_ANEW, STARTED_MIXED, FINISHED_MIXED, _TO_2_STAGED, _RELOADED, OVERTAKEN = range(42, 49)
+TO_2_ON, TEXT_FOR_NUMBER, NO_TIME, NO_PATH, _REMOVED, HELD_AGAIN, NOT_TO_BE_TAKEN = range(49, 56)
+OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(56, 60)
+OTHERS_TRAINING, TO_1_TOGETHER = 61, 63
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -318,6 +335,48 @@ def test_mixed_weights_generate_nothing_and_are_healed_by_another_update(story: 
     assert (broken["says"], broken["version"]) == ([], "unknown")
     assert (healed["error"], healed["version"], story.held(workers, HEALED)) == ("", "1", {1})
     assert story.difference(workers, HEALED, 1) < PARITY_MAX
+
+
+@one_or_two_workers
+def test_an_update_that_left_weights_mixed_is_finished_by_finishing_it_again(story: Story, workers: int) -> None:
+    """A bucket that was none of the published form was overwritten, and all others were changed in steps."""
+    broken, started, finished = (story.answers[workers][at] for at in (BROKEN_ANEW, STARTED_MIXED, FINISHED_MIXED))
+    assert "call finish_weight_update again; if that cannot go on, update_weights and then" in broken["error"]
+    assert (broken["says"], broken["version"]) == ([], "unknown")
+    assert "Call finish_weight_update first" in started["error"]
+    assert (finished["error"], finished["version"], story.held(workers, FINISHED_MIXED)) == ("", "1", {1})
+    assert story.difference(workers, FINISHED_MIXED, 1) < PARITY_MAX
+
+
+@one_or_two_workers
+def test_what_was_staged_before_a_reload_is_refused_and_the_way_out_works(story: Story, workers: int) -> None:
+    overtaken, mended = (story.answers[workers][at] for at in (OVERTAKEN, TO_2_ON))
+    assert "vLLM has loaded weights since the update was staged; update_weights again, then fin" in overtaken["error"]
+    assert story.difference(workers, OVERTAKEN, 0) < PARITY_MAX
+    assert (mended["error"], mended["version"], story.held(workers, TO_2_ON)) == ("", "2", {2})
+    assert story.difference(workers, TO_2_ON, 2) < PARITY_MAX
+
+
+@one_or_two_workers
+@pytest.mark.parametrize(
+    ("at", "message"),
+    [
+        (TEXT_FOR_NUMBER, "'1' is no number of a version; expected an integer"),
+        (NO_TIME, "timeout_s=nan is no time to fetch in; expected seconds"),
+        (NO_PATH, "token_file=5 is no path; expected a path, as text"),
+    ],
+)
+def test_information_of_another_kind_is_refused_in_words(story: Story, workers: int, at: int, message: str) -> None:
+    answer = story.answers[workers][at]
+    assert message in answer["error"]
+    assert (story.held(workers, at), answer["version"]) == ({2}, "2")
+    assert story.difference(workers, at, 2) < PARITY_MAX
+
+
+@one_or_two_workers
+def test_a_folder_that_was_removed_is_made_and_held_anew(story: Story, workers: int) -> None:
+    assert story.answers[workers][HELD_AGAIN]["error"] == ""
+    assert "another process has its weights come to" in story.answers[workers][NOT_TO_BE_TAKEN]["error"]
 
 
 @one_or_two_workers

@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
-from rose_executor.control_client import Committed
+from rose_executor.control_client import Committed, EngineDescription
 from rose_executor.fresh_probe import compare, probe_fresh, probe_live
 from rose_executor.version_follower import ATTEMPTS, Followed, VersionFollower, wanted_by
 from rose_transfer import snapshot
 from rose_transfer.distribution import Fetched, Offer, Receiver, Relay, WeightPublisher, attempts
 from rose_transfer.snapshot import WEIGHTS
-from rose_transfer.store import NoRoom
+from rose_transfer.store import BucketId, NoRoom, Packing
 from rose_transfer.transport.interface import ObjectMissing, Refused
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
@@ -133,11 +133,16 @@ class ScriptedReceiver:
 
 
 class ScriptedEngine:
-    """Takes what it is given, but for the first errors in `stage` and `commit`."""
+    """Takes what it is given, but for the first errors in `stage` and `commit`; is `poisoned` from the beginning."""
 
-    def __init__(self, stage: list[Exception] | None = None, commit: list[Exception] | None = None) -> None:
-        self._stage, self._commit = stage or [], commit or []
+    def __init__(
+        self, stage: list[Exception] | None = None, commit: list[Exception] | None = None, *, poisoned: str = ""
+    ) -> None:
+        self._stage, self._commit, self._poisoned = stage or [], commit or [], poisoned
         self.runs: list[int] = []
+
+    async def describe(self) -> EngineDescription:
+        return EngineDescription("engine-0", "1", 1, 8000, 0, False, self._poisoned, "0")
 
     async def apply(self, version: int, objects: Path, way: object, *, keep_kv: bool) -> Committed:
         for troubles in (self._stage, self._commit):
@@ -188,6 +193,14 @@ def test_what_the_engine_refuses_is_tried_again_from_nothing(engine: Callable[[]
     follow(made, receiver, runs=offer(4))
     assert receiver.starts == [(4, "bits of 4", 5), (None, None, 5), (5, "bits of 5", 6)]
     assert made.runs == [5, 6]
+
+
+def test_an_engine_whose_weights_are_mixed_is_healed_by_a_version_that_begins_anew() -> None:
+    engine = ScriptedEngine(commit=[EngineError("half-way")] * (ATTEMPTS - 1), poisoned="version 5 failed half-way")
+    receiver = ScriptedReceiver([offer(5), offer(6)])
+    follow(engine, receiver, runs=offer(4))
+    assert receiver.starts == [(4, "bits of 4", 5), *[(None, None, 5)] * (ATTEMPTS - 1), (5, "bits of 5", 6)]
+    assert engine.runs == [5, 6]
 
 
 def test_a_version_that_is_always_refused_is_left_for_the_next() -> None:
@@ -246,10 +259,65 @@ def test_a_version_that_is_offered_meanwhile_is_fetched_instead(monkeypatch: pyt
     assert engine.runs == [6]
 
 
+@pytest.mark.parametrize("fits", [True, False], ids=["damaged upstream", "does not fit"])
+def test_a_version_that_can_never_be_had_is_asked_for_once_and_left_for_a_newer_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fits: bool
+) -> None:
+    """Version 2 lies damaged at a real publisher, or its layout fits nobody; there is 3 while the follower pauses."""
+    monkeypatch.setattr(attempts, "_PAUSE_S", 3600.0)
+    waits, engine = WaitBoard(), ScriptedEngine()
+    applied: asyncio.Queue[Followed] = asyncio.Queue()
+    serve = [partial(TcpServer, token=TOKEN, waits=waits)]
+    packings: list[Packing] = []
+
+    def wanted(packing: Packing) -> frozenset[BucketId]:
+        packings.append(packing)
+        if not fits and len(packings) > 1 and "late" not in packing.parameters:
+            raise TransferError("this model has another layout")
+        return frozenset(bucket.bucket_id for bucket in packing.buckets)
+
+    async def check() -> None:
+        weights = {"w": torch.arange(4096.0)}
+        async with WeightPublisher(tmp_path / "publisher", waits=waits, serve=serve) as publisher:
+            near = client(publisher, waits)
+            receiver = Receiver(near, tmp_path / "engine", waits=waits, wanted=wanted)
+            follower = VersionFollower(engine, receiver, waits=waits, applied=applied.put_nowait)  # type: ignore[arg-type]
+            await publisher.publish(1, weights)
+            following = asyncio.create_task(follower.run())
+            assert (await asyncio.wait_for(applied.get(), 20)).version == 1
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+            published = await publisher.publish(2, {"w": weights["w"] + 1} | ({} if fits else {"other": weights["w"]}))
+            for entry in published.buckets if fits else ():
+                path = publisher.store.objects.folder / entry.key
+                path.write_bytes(path.read_bytes()[:-1])
+            following = asyncio.create_task(follower.run())
+            try:
+                async with asyncio.timeout(20):
+                    while not any(wait.what == "another attempt at version 2" for wait in waits.snapshot()):
+                        await asyncio.sleep(0.01)
+                assert len(packings) == (1 if fits else 2)
+                await publisher.publish(3, {"w": weights["w"] + 2, "late": weights["w"]})
+                assert (await asyncio.wait_for(applied.get(), 20)).version == 3
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
+                await asyncio.to_thread(receiver.close)
+                await near.close()
+
+    asyncio.run(check())
+    assert engine.runs == [1, 3]
+
+
 @pytest.mark.parametrize(
     ("engine", "receiver", "kind"),
     [
-        (ScriptedEngine(commit=[EngineError("poisoned")]), ScriptedReceiver([offer(5)]), EngineError),
+        (ScriptedEngine(commit=[EngineError("it died")]), ScriptedReceiver([offer(5)]), EngineError),
+        (
+            ScriptedEngine(commit=[EngineError("half-way")] * ATTEMPTS, poisoned="half-way"),
+            ScriptedReceiver([offer(5)]),
+            EngineError,
+        ),
         (
             ScriptedEngine(stage=[DeadlineExceeded("no answer", boundary="engine")]),
             ScriptedReceiver([offer(5)]),
@@ -257,7 +325,7 @@ def test_a_version_that_is_offered_meanwhile_is_fetched_instead(monkeypatch: pyt
         ),
         (ScriptedEngine(), ScriptedReceiver([offer(5)], [Refused("the token is wrong")]), Refused),
     ],
-    ids=["poisoned", "silent", "token"],
+    ids=["dead", "poisoned", "silent", "token"],
 )
 def test_what_cannot_be_mended_here_ends_the_following(
     engine: ScriptedEngine, receiver: ScriptedReceiver, kind: type[Exception]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from rose_executor.layout_trace import trace_layout
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout_json import to_json
 from rose_transfer.live import Mixed, RolledBack
+from rose_transfer.store.roles import Role, hold_alone
 
 LEAVES = {"stumble": "old", "fall": "nobody knows", "break": "mixed"}
 
@@ -159,6 +161,15 @@ def live(task: dict[str, Any], answers: Path) -> None:
                 engine.update_weights({"update_info": info})
                 engine.finish_weight_update(weight_version=str(info["version"]))
                 engine.reset_prefix_cache()
+            elif deed == "start":
+                engine.start_weight_update()
+            elif deed == "stage":
+                engine.start_weight_update()
+                engine.update_weights({"update_info": info})
+            elif deed == "remove":
+                shutil.rmtree(info["folder"])
+            elif deed == "take":
+                os.close(hold_alone(Path(info["folder"]), Role.ENGINE))
             elif deed == "label":
                 engine.update_weight_version(info["label"])
             elif deed == "update without a label":

@@ -247,6 +247,47 @@ def test_an_engine_that_refuses_everybody_is_told_by_its_first_refusal(bench: Be
     bench.closes()
 
 
+class Blocking:
+    """The first step of all does not await until `release`; every other call would answer at once."""
+
+    system_prompt = "do"
+
+    def __init__(self, release: threading.Event) -> None:
+        self._waits = iter([release.wait])
+
+    def make(self) -> Any:
+        return self
+
+    async def reset(self, seed: int, episode_id: str) -> str:
+        return "begin"
+
+    async def step(self, action: str) -> StepResult:
+        next(self._waits, bool)()
+        return StepResult("next", 0.0, True, False)
+
+    async def close(self) -> None: ...
+
+
+def test_an_environment_that_does_not_await_is_the_cause_that_everybody_tells(bench: Bench) -> None:
+    release = threading.Event()
+    tasks = [a_task(i) for i in range(4)]
+
+    async def play() -> list[Trajectory]:
+        settings = HostSettings(reset_timeout_s=1, step_timeout_s=1, close_timeout_s=0.05)
+        bench.build(Blocking(release), answers, settings=settings)  # type: ignore[arg-type]
+        return [*await bench.rollout.run(tasks), *await bench.rollout.run([a_task(4)])]
+
+    played = asyncio.run(play())
+    release.set()
+    assert {each.outcome for each in played} == {Outcome.ENVIRONMENT_FAILED}
+    for each in played:
+        assert re.search(r"step of environment t\d does not await, and holds up all other async calls", each.failure)
+    why = why_none_completed(played)
+    assert isinstance(why, EnvironmentFailed)
+    assert "does not await" in str(why)
+    bench.closes()
+
+
 def ended(outcome: Outcome) -> Trajectory:
     return Trajectory("t", "g", 0, Purpose.TRAIN, (), 0.0, False, outcome, failure="for a reason")
 

@@ -78,7 +78,7 @@ def test_what_is_wanted_may_take_longer_than_a_fetch_and_is_asked_once(memory_pa
     asyncio.run(check())
 
 
-def test_what_could_not_be_told_is_asked_again(memory_path: Path) -> None:
+def test_what_could_not_be_told_is_raised_once_and_asked_again_by_the_next_fetch(memory_path: Path) -> None:
     troubles: list[Exception] = [TransferError("another model"), RuntimeError("a fault of the caller")]
 
     def wanted(_: Packing) -> set[BucketId]:
@@ -91,6 +91,8 @@ def test_what_could_not_be_told_is_asked_again(memory_path: Path) -> None:
         async with site(memory_path) as here, offered(here, store) as (_, port):
             receiver = here.receiver(port, wanted=wanted)
             with pytest.raises(RuntimeError, match="fault of the caller"):
+                await receiver.fetch(None, None, 2, deadline_s=PATIENT)
+            with pytest.raises(TransferError, match=r"^transfer: another model$"):
                 await receiver.fetch(None, None, 2, deadline_s=PATIENT)
             assert (await receiver.fetch(None, None, 2, deadline_s=PATIENT)).version == 2
         store.close()

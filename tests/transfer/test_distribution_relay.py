@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from distribution_tools import Engine, free_port, line, offered, port_of, site, 
 from store_tools import PACKING, Bits, first_weights, moved, same
 
 from rose.errors import TransferError
+from rose.waits import WaitBoard
 from rose_transfer.distribution import Offer, Relay
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import Store
@@ -266,6 +269,38 @@ def test_two_relays_in_one_folder(memory_path: Path) -> None:
         store.close()
 
     asyncio.run(check())
+
+
+def test_the_end_of_a_relay_and_of_a_receiver_waits_for_their_disks_by_name(memory_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 1)
+        slow = threading.Event()
+        async with site(memory_path) as here, offered(here, store) as (_, port):
+            async with AsyncExitStack() as entered:
+                relay = await entered.enter_async_context(here.relay(port))
+                await has(relay, 1)
+                closing = entered.pop_all()
+            relay._disk.submit(slow.wait)
+            ending = asyncio.create_task(closing.aclose())
+            await until(lambda: _waits_for_disk(here.waits, "the weight store"))
+            slow.set()
+            await ending
+
+            slow.clear()
+            receiver = here.receiver(port)
+            receiver._shelf.disk("0" * 64).submit(slow.wait)
+            letting_go = asyncio.create_task(asyncio.to_thread(receiver.close))
+            await until(lambda: _waits_for_disk(here.waits, "this host"))
+            slow.set()
+            await letting_go
+            assert not _waits_for_disk(here.waits, "this host")
+        store.close()
+
+    asyncio.run(check())
+
+
+def _waits_for_disk(waits: WaitBoard, whom: str) -> bool:
+    return ("end of reading or writing", whom) in {(wait.what, wait.whom) for wait in waits.snapshot()}
 
 
 def test_a_version_that_was_not_made_from_the_newest_one(memory_path: Path) -> None:

@@ -36,8 +36,9 @@ OBJECTS_MAX = 2**20
 _AT_ONCE = 8
 _TEXT_BYTES_MAX = max(manifest.TEXT.bytes_max, packing.TEXT.bytes_max)
 _OBJECT_BYTES_MAX = 2 * BUCKET_BYTES_MAX
-_DISK_S = 300.0
-_HERE = "this host"
+DISK_S = 300.0
+DISK_END = "end of reading or writing"
+HERE = "this host"
 Wanted = Callable[[Packing], Collection[BucketId]]
 Chosen = dict[str, Future[frozenset[BucketId]]]
 P = ParamSpec("P")
@@ -46,6 +47,10 @@ T = TypeVar("T")
 
 class GoalMissing(ObjectMissing):
     """The version that was asked for is not kept upstream, or not any more: take the newest."""
+
+
+class Unfit(TransferError):
+    """Whoever shall say what is wanted of a version cannot, for it does not fit: no other way to it would."""
 
 
 class Following:
@@ -77,8 +82,8 @@ class Following:
     async def follow(self, ask: WayAsk) -> Way:
         """Have everything here that the answer leads over.
 
-        Raises GoalMissing; ObjectMissing if an object has gone meanwhile; LostObject, MalformedRecord or another
-        TransferError for what is damaged; NoRoom; Refused; DeadlineExceeded.
+        Raises GoalMissing; Unfit, and whatever else `wanted` raises; ObjectMissing if an object has gone meanwhile;
+        LostObject, MalformedRecord or another TransferError for what is damaged; NoRoom; Refused; DeadlineExceeded.
         """
         way = await self._ask(ask)
         await self._bring_all({key: None for key, _ in way.steps})
@@ -125,14 +130,18 @@ class Following:
         """The buckets that are wanted of the packing in an object."""
 
         def choose() -> frozenset[BucketId]:
-            return frozenset(wanted(packing.from_bytes(self._shelf.objects.read(key))))
+            packed = packing.from_bytes(self._shelf.objects.read(key))
+            try:
+                return frozenset(wanted(packed))
+            except TransferError as error:
+                raise Unfit(error.what, expected=error.expected, to_do=error.to_do) from error
 
         answer = self._chosen.get(key)
         if answer is None:
             answer = self._chosen[key] = _in_own_thread(choose)
         try:
             return await self._waits.within(
-                asyncio.wrap_future(answer), "answer to what is wanted", _HERE, self._left_s(), boundary="transfer"
+                asyncio.wrap_future(answer), "answer to what is wanted", HERE, self._left_s(), boundary="transfer"
             )
         finally:
             if answer.done() and answer.exception() is not None:
@@ -183,8 +192,8 @@ class Following:
         """`work` on the object of `key`, after what was begun there before."""
         disk = self._shelf.disk(key)
         working = asyncio.get_running_loop().run_in_executor(disk, partial(work, *arguments, **named))
-        limit_s = min(_DISK_S, self._left_s())
-        return await self._waits.within(working, "end of reading or writing", _HERE, limit_s, boundary="transfer")
+        limit_s = min(DISK_S, self._left_s())
+        return await self._waits.within(working, DISK_END, HERE, limit_s, boundary="transfer")
 
     def _left_s(self) -> float:
         return max(0.0, self._until - asyncio.get_running_loop().time())

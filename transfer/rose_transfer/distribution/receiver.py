@@ -32,7 +32,16 @@ from pathlib import Path
 
 from rose.errors import ContractError, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution.following import Chosen, Following, GoalMissing, Wanted
+from rose_transfer.distribution.following import (
+    DISK_END,
+    DISK_S,
+    HERE,
+    Chosen,
+    Following,
+    GoalMissing,
+    Unfit,
+    Wanted,
+)
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import Subscription, log
@@ -99,7 +108,8 @@ class Receiver:
         """
         if self._fetching:
             raise ContractError("a receiver is closed while it fetches", expected="the end of the fetch first")
-        self._shelf.close()
+        with self._waits.waiting(DISK_END, HERE, DISK_S):
+            self._shelf.close()
 
     def subscribe(self, after: Offer | None = None) -> AsyncIterator[Offer]:
         """The newest version, whenever it is another one than `after` and than the last that was given.
@@ -142,7 +152,7 @@ class Receiver:
             attempt += 1
             try:
                 way = await following.follow(ask)
-            except (NoRoom, Refused, GoalMissing):
+            except (NoRoom, Refused, GoalMissing, Unfit):
                 raise
             except TransferError as error:
                 if attempt == _WAYS_MAX:

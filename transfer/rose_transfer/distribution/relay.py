@@ -42,6 +42,7 @@ from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.distribution import ancestry, lineage
 from rose_transfer.distribution.attempts import Attempts
+from rose_transfer.distribution.following import DISK_END
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
 from rose_transfer.distribution.receiver import Fetched, Receiver
@@ -290,20 +291,21 @@ class Relay:
 
     async def _in_thread(self, work: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         working = asyncio.get_running_loop().run_in_executor(self._disk, partial(work, *arguments, **named))
-        return await self._waits.within(
-            working, "end of reading or writing", "the weight store", _STORE_S, boundary="transfer"
-        )
+        return await self._waits.within(working, DISK_END, "the weight store", _STORE_S, boundary="transfer")
 
     async def _close(self) -> None:
         try:
             if self._switching is not None:
-                await asyncio.wait([self._switching])
+                with self._waits.waiting("change of lineage", "the weight store", _STORE_S):
+                    await asyncio.wait([self._switching])
                 if (trouble := self._switching.exception()) is not None:
                     log.warning("the new lineage did not take its place", why=str(trouble))
             await self._outlet.close()
         finally:
             # What is being written ends first: another process may use the folder as soon as it is free.
-            await asyncio.to_thread(self._free)
+            await self._waits.within(
+                asyncio.to_thread(self._free), DISK_END, "the weight store", _STORE_S, boundary="transfer"
+            )
 
     def _free(self) -> None:
         self._disk.shutdown()
