@@ -10,7 +10,7 @@ import torch
 from live_tools import SHAPES, Line, first_state, memory_for, packing_for, rank_layout, same_bits
 
 from rose.errors import TransferError
-from rose_transfer.codec import MalformedDelta, WrongBase, overwrite_changed
+from rose_transfer.codec import Delta, MalformedDelta, WrongBase, overwrite_changed
 from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights, Mixed, RolledBack, staged
 from rose_transfer.store import Step, object_key
@@ -76,6 +76,75 @@ def test_what_is_no_version_is_overwritten_and_gone(tmp_path: Path) -> None:
     assert same_bits(memory, memory_for(layout, line.states[3]))
     with pytest.raises(Mixed, match=r"cannot be taken back: .* none of the published form were overwritten"):
         change.roll_back()
+
+
+@pytest.mark.parametrize("budget", [2**26, 0], ids=["in memory", "in a file"])
+def test_what_cannot_be_taken_back_goes_on_where_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: int
+) -> None:
+    """One bucket was overwritten, the others were changed in steps, which cannot be done twice."""
+    monkeypatch.setattr(staged, "MEMORY_BYTES_MAX", budget)
+    layout = rank_layout(dtype="float32")
+    line = Line(tmp_path, [layout], bucket_bytes=2**16)
+    memory = memory_for(layout, first_state(seed=99))
+    memory["norm"][3] = 0.1
+    goal = memory_for(layout, line.states[3])
+    change = update(line, LiveWeights(layout, line.packing, memory), line.store.steps(None, 3))
+    change.stage()
+    change.commit()
+    for _ in range(2):
+        with pytest.raises(Mixed):
+            change.roll_back()
+        assert not same_bits(memory, goal)
+        change.commit()
+        assert same_bits(memory, goal)
+
+
+@pytest.mark.parametrize("failing_at", [0, 1, 7, 20])
+def test_a_commit_that_failed_and_cannot_be_taken_back_is_finished_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_at: int
+) -> None:
+    """The disk fails while a delta is read, and then while those before it are read to be taken back."""
+    monkeypatch.setattr(staged, "MEMORY_BYTES_MAX", 0)
+    layout = rank_layout()
+    line = Line(tmp_path, [layout], bucket_bytes=2**16)
+    weights, memory = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 3))
+    change.stage()
+    reads, read = 0, staged.StagedDeltas.get
+
+    def dying(deltas: staged.StagedDeltas, place: tuple[int, int]) -> Delta:
+        nonlocal reads
+        reads += 1
+        if reads > failing_at:
+            raise TransferError("the disk is away")
+        return read(deltas, place)
+
+    monkeypatch.setattr(staged.StagedDeltas, "get", dying)
+    with pytest.raises(Mixed if failing_at else RolledBack, match="the disk is away"):
+        change.commit()
+    monkeypatch.setattr(staged.StagedDeltas, "get", read)
+    change.commit()
+    assert same_bits(memory, memory_for(layout, line.states[3]))
+    change.roll_back()
+    assert same_bits(memory, memory_for(layout, line.states[1]))
+
+
+@pytest.mark.parametrize("value", [7.0, 0.1], ids=["another", "of another form"])
+def test_what_others_changed_while_weights_were_mixed_is_no_version(tmp_path: Path, value: float) -> None:
+    layout = rank_layout(dtype="float32")
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    change.stage()
+    change.commit()
+    changed = memory["down_proj"] != memory_for(layout, line.states[1])["down_proj"]
+    memory["down_proj"][changed] = value
+    with pytest.raises(Mixed, match="cannot be taken back"):
+        change.roll_back()
+    for _ in range(2):
+        with pytest.raises(Mixed, match="changed by others"):
+            change.commit()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -151,8 +220,9 @@ def test_weights_left_half_written_are_never_called_taken_back(
         patch.setattr(torch.Tensor, "copy_", failing)
         with pytest.raises(Mixed, match=r"no memory on the device.*left half-written"):
             change.commit()
-    with pytest.raises(Mixed, match="left half-written"):
-        change.roll_back()
+    for again in (change.roll_back, change.commit):
+        with pytest.raises(Mixed, match="left half-written"):
+            again()
     change.close()
     anew = update(line, weights, line.store.steps(None, 2))
     anew.stage()

@@ -9,6 +9,8 @@ Invariants
   where what cannot be had again was overwritten. Another update that begins anew brings them to a version.
 - Each run of tiles is journaled when it has been changed. To take an update back undoes the journal in reverse order,
   each tile against its check. A run that was left half-written cannot be undone: it is known to have begun.
+- The journal is always the first part of the way, so a second `commit` goes on behind it. What that finds done it does
+  not check tile by tile, so it compares the whole version in the end.
 - A way that begins anew is staged in steps from the weights that are there, so it can be taken back like any other;
   but where these are no weights of the published form, they are overwritten, and cannot be had again.
 
@@ -18,7 +20,7 @@ bucket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +36,7 @@ ReadObject = Callable[[str], bytes]
 
 
 _ANEW = "compute nothing with them; bring a whole version, by a way from nothing, or start the engine anew"
+_HALF_WRITTEN = "weights were left half-written"
 
 
 class RolledBack(TransferError):
@@ -98,19 +101,27 @@ class LiveUpdate:
         self._is_staged = True
 
     def commit(self) -> None:
-        """Change the weights. Raises RolledBack if they are the old ones again, or Mixed."""
+        """Change the weights, or as much of them as an earlier attempt that could not be taken back has left.
+
+        Raises RolledBack if they are the old ones again, or Mixed.
+        """
         if not self._is_staged:
             raise TransferError("nothing is staged to commit")
+        if self._begun is not None:
+            raise Mixed(f"the update cannot go on: {_HALF_WRITTEN}", to_do=_ANEW)
+        done = frozenset(self._journal)
         try:
             for number, step in enumerate(self._steps):
                 for place in self._weights.places:
-                    self._apply(number, place, backwards=step.backwards)
+                    self._apply(number, place, done, backwards=step.backwards)
         except Exception as error:
             try:
                 self.roll_back()
             except Mixed as mixed:
                 raise Mixed(f"the update failed: {error}; {mixed.what}", to_do=mixed.to_do) from error
             raise RolledBack(f"the update failed and was taken back: {error}") from error
+        if done:
+            self._check_goal()
 
     def roll_back(self) -> None:
         """Undo what `commit` did, all of it or as far as it got. Raises Mixed; another attempt goes on from there."""
@@ -122,7 +133,7 @@ class LiveUpdate:
 
     def _undo(self) -> None:
         if self._begun is not None:
-            raise TransferError("weights were left half-written")
+            raise TransferError(_HALF_WRITTEN)
         delta, read = None, None
         while self._journal:
             entry = self._journal[-1]
@@ -180,12 +191,27 @@ class LiveUpdate:
             self._deltas.put((number, place), delta, [delta.streams])
         self.encoded_bytes += entry.encoded_bytes
 
-    def _apply(self, number: int, place: int, *, backwards: bool) -> None:
+    def _apply(self, number: int, place: int, done: Container[_Entry], *, backwards: bool) -> None:
+        entries = [_Entry(number, place, first) for first in self._weights.runs(place)]
+        left = [entry for entry in entries if entry not in done]
+        if not left:
+            return
         delta = self._delta(number, place)
-        for first in self._weights.runs(place):
-            entry = _Entry(number, place, first)
+        for entry in left:
             self._change(entry, delta, backwards=backwards)
             self._journal.append(entry)
+
+    def _check_goal(self) -> None:
+        """Raises Mixed where something else than this update has changed the weights between its attempts."""
+        last = self._steps[-1]
+        for place in self._weights.places:
+            entry = last.manifest.buckets[place]
+            try:
+                is_goal = bucket_hash(self._weights.bits_of(place)) == (entry.before if last.backwards else entry.after)
+            except OtherForm:
+                is_goal = False
+            if not is_goal:
+                raise Mixed(f"bucket {entry.bucket_id} was changed by others while weights were mixed", to_do=_ANEW)
 
     def _change(self, entry: _Entry, delta: Delta, *, backwards: bool) -> None:
         def writing() -> None:
