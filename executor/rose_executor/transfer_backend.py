@@ -42,7 +42,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from rose.errors import TransferError
 from rose.logs import logger
-from rose_executor.live_model import LiveModel, own_rank
+from rose_executor.live_model import LiveModel, is_captured, own_rank
 from rose_executor.transfer_info import RoseInitInfo, RoseUpdateInfo, check, fetch
 from rose_executor.version_in_memory import VersionInMemory
 from rose_executor.worker_agreement import agree
@@ -88,7 +88,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         rank = own_rank(self.parallel_config)
         replica = self.parallel_config.data_parallel_index
         self._place = f"replica-{replica}-stage-{rank.pp_rank}-rank-{rank.tp_rank}"
-        self._live = LiveModel(model, Path(self.model_config.model), self.model_config.dtype, rank)
+        config, captured = self.model_config, is_captured(vllm_config)
+        self._live = LiveModel(model, Path(config.model), config.dtype, rank, captured=captured)
         self._from: RoseInitInfo | None = None
         self._folder = Path()
         self._lock = -1

@@ -1,4 +1,4 @@
-"""What a rank's memory holds while a version is in force, to see whether it still does."""
+"""What a rank's memory holds while a version is in force, to see whether it still does, wherever it lies by now."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ class VersionInMemory:
     hashes: Mapping[int, int]
 
     def compare(self) -> None:
-        """Raises WrongBase if a bucket in memory is another one, OtherForm if it is none that was published."""
+        """Raises WrongBase if a bucket in memory is another one, OtherForm if it is none that was published.
+
+        Raises TransferError if weights have moved to where they cannot be found or compared.
+        """
+        weights = self.weights.found_anew()
         try:
             for place, expected in self.hashes.items():
-                found = bucket_hash(self.weights.bits_of(place))
+                found = bucket_hash(weights.bits_of(place))
                 if found != expected:
                     raise WrongBase(
                         f"bucket number {place} in memory has hash {found:016x}",
@@ -28,4 +32,4 @@ class VersionInMemory:
                         to_do="go by a way from nothing",
                     )
         finally:
-            self.weights.free_scratch()
+            weights.free_scratch()
