@@ -22,7 +22,8 @@ Invariants
 - What vLLM calls the weights is the number of the version that all workers hold, and nothing else (`version_label`).
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged, and
   with the version itself where that is in force already. Where others have changed them (vLLM's own reload does), the
-  version is fetched anew within the same call, and begins at nothing.
+  version is fetched anew within the same call, and begins at nothing. Where others give them other memory (an offload
+  does), they are compared there; between the stage and the end of an update that is refused, and leaves them mixed.
 
 The first update brings the whole model, for what the engine was loaded from has no version. The model must be a local
 folder, whose files say how it is stored. Memory: the staged deltas, at most 64 MiB of them, and one bucket. Disk: what
@@ -176,6 +177,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         try:
             if staged.update is not None:
                 staged.update.commit()
+            else:
+                staged.becomes.memory.weights.check_place()
         except Exception as error:  # noqa: BLE001 - raised once the other workers know
             failed = error
         try:

@@ -9,9 +9,9 @@ from rose_transfer.codec import WrongBase, bucket_hash
 from rose_transfer.live import LiveWeights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VersionInMemory:
-    """`hashes` are those of the version's buckets, by their place in the packing of `weights`."""
+    """`hashes` are those of the version's buckets, by their place in the packing of `weights`, where those lay last."""
 
     weights: LiveWeights
     hashes: Mapping[int, int]
@@ -21,10 +21,10 @@ class VersionInMemory:
 
         Raises TransferError if weights have moved to where they cannot be found or compared.
         """
-        weights = self.weights.found_anew()
+        self.weights = self.weights.found_anew()
         try:
             for place, expected in self.hashes.items():
-                found = bucket_hash(weights.bits_of(place))
+                found = bucket_hash(self.weights.bits_of(place))
                 if found != expected:
                     raise WrongBase(
                         f"bucket number {place} in memory has hash {found:016x}",
@@ -32,4 +32,4 @@ class VersionInMemory:
                         to_do="go by a way from nothing",
                     )
         finally:
-            weights.free_scratch()
+            self.weights.free_scratch()

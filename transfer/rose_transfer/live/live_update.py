@@ -116,6 +116,7 @@ class LiveUpdate:
             for number, step in enumerate(self._steps):
                 for place in self._weights.places:
                     self._apply(number, place, done, backwards=step.backwards)
+            self._weights.check_place()
         except Exception as error:
             try:
                 self.roll_back()
