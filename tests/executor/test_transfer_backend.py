@@ -207,9 +207,9 @@ def moves() -> list[tuple[str, dict[str, Any]]]:
         ("move", {"by": 1.0}),
         ("update", {"version": 1}),
         ("move while staged", {"version": 2}),
-        ("update", {"version": 2}),
+        ("update on", {"version": 2}),
         ("move while staged", {"version": 2}),
-        ("update", {"version": 2}),
+        ("update on", {"version": 2}),
     ]
 
 

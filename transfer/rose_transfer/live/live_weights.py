@@ -81,7 +81,7 @@ class LiveWeights:
                 raise Moved(
                     f"{self._layout.holder}: {name} has been given other memory, and nobody knows what it holds",
                     expected="weights that stay where they are from the stage of an update until it is in force",
-                    to_do="update again; the weights are compared where they lie then",
+                    to_do="bring a version once more; the weights are compared where they lie then",
                 )
 
     def found_anew(self) -> LiveWeights:
