@@ -20,26 +20,9 @@ from torch.utils._pytree import tree_iter
 
 from rose.errors import TransferError
 from rose_transfer.layout.strided import View
+from rose_transfer.layout.views import VIEWS
 
 _aten = torch.ops.aten
-_VIEWS = {
-    _aten.alias.default,
-    _aten.as_strided.default,
-    _aten.detach.default,
-    _aten.permute.default,
-    _aten.select.int,
-    _aten.slice.Tensor,
-    _aten.split.Tensor,
-    _aten.split_with_sizes.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.squeeze.dims,
-    _aten.t.default,
-    _aten.transpose.int,
-    _aten.unbind.int,
-    _aten.unsqueeze.default,
-    _aten.view.default,
-}
 _ZEROS = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor}
 
 
@@ -82,7 +65,7 @@ class CopyRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten.clone.default and storage_id(args[0]) in self._sources:
             # A copy of a slice in another order of memory is still that slice; writes to it would be refused.
             return _aten.alias.default(args[0])
-        if func not in _VIEWS:
+        if func not in VIEWS:
             self._refuse_use(func, args, kwargs)
         return func(*args, **kwargs)
 

@@ -3,6 +3,8 @@
 Invariants
 - The layout is traced before the first request, while the folder that the model was loaded from is there and nothing
   else runs in the process.
+- What is written to, and compared, is what the model computes with now: its tensors are found anew for each update, and
+  once more before its first write. Where they have been given other memory, they are compared there.
 - A model that cannot be updated in place serves all the same; what is wrong with it is said when a version is staged.
 """
 
@@ -18,6 +20,7 @@ from rose.errors import RoseError, TransferError
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_trace import trace_layout
+from rose_executor.module_tensors import ModuleTensors
 from rose_executor.version_in_memory import VersionInMemory
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 from rose_transfer.layout.layout import Layout
@@ -27,11 +30,13 @@ from rose_transfer.store import BucketId, Objects, Packing, Step, manifest, pack
 
 
 class LiveModel:
-    """`model` as loaded from `model_dir` in `dtype` by the worker at `rank`."""
+    """`model` as loaded from `model_dir` in `dtype` by the worker at `rank`; for `captured` see `ModuleTensors`."""
 
-    def __init__(self, model: torch.nn.Module, model_dir: Path, dtype: torch.dtype, rank: EngineRank) -> None:
+    def __init__(
+        self, model: torch.nn.Module, model_dir: Path, dtype: torch.dtype, rank: EngineRank, *, captured: bool = False
+    ) -> None:
         self._model = model
-        self._rank = rank
+        self._tensors = ModuleTensors(model, captured=captured)
         self._layout: Layout | None = None
         self._trouble = ""
         self._packed_as = ""
@@ -86,10 +91,11 @@ class LiveModel:
         return tuple(held.bucket.bucket_id for held in held_buckets(packed, self.layout))
 
     def _weights_packed(self, layout: Layout, held: Objects, key: str) -> LiveWeights:
-        """The model's memory by the packing in an object; found once for each packing."""
-        if self._weights is None or self._packed_as != key:
-            tensors = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
-            self._weights = LiveWeights(layout, packing.from_bytes(held.read(key)), tensors)
+        """The model's memory, where it lies now, by the packing in an object."""
+        if self._weights is not None and self._packed_as == key:
+            self._weights = self._weights.found_anew()
+        else:
+            self._weights = LiveWeights(layout, packing.from_bytes(held.read(key)), self._tensors)
             self._packed_as = key
         return self._weights
 
@@ -106,6 +112,13 @@ def own_rank(parallel_config: Any) -> EngineRank:
         stage.rank_in_group,
         bool(parallel_config.enable_expert_parallel),
     )
+
+
+def is_captured(vllm_config: Any) -> bool:
+    """Whether this engine captures graphs of its computation."""
+    from vllm.config import CUDAGraphMode
+
+    return bool(vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE)
 
 
 def refuse_packed(model: torch.nn.Module) -> None:

@@ -25,7 +25,8 @@ Invariants
 - What vLLM calls the weights is the number of the version that all workers hold, and nothing else (`version_label`).
 - The weights in memory are compared with what an update begins at, every bucket by its hash, before it is staged, and
   with the version itself where that is in force already. Where others have changed them (vLLM's own reload does), the
-  version is fetched anew within the same call, and begins at nothing.
+  version is fetched anew within the same call, and begins at nothing. Where others give them other memory (an offload
+  does), they are compared there; between the stage and the end of an update that is refused, and leaves them mixed.
 
 The first update brings the whole model, for what the engine was loaded from has no version. The model must be a local
 folder, whose files say how it is stored. Memory: the staged deltas, at most 64 MiB of them, and one bucket. Disk: what
@@ -46,7 +47,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 
 from rose.errors import TransferError
 from rose.logs import logger
-from rose_executor.live_model import LiveModel, own_rank
+from rose_executor.live_model import LiveModel, is_captured, own_rank
 from rose_executor.transfer_info import RoseInitInfo, RoseUpdateInfo, check, fetch
 from rose_executor.version_in_memory import VersionInMemory
 from rose_executor.worker_agreement import agree
@@ -96,7 +97,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         rank = own_rank(self.parallel_config)
         replica = self.parallel_config.data_parallel_index
         self._place = f"replica-{replica}-stage-{rank.pp_rank}-rank-{rank.tp_rank}"
-        self._live = LiveModel(model, Path(self.model_config.model), self.model_config.dtype, rank)
+        config, captured = self.model_config, is_captured(vllm_config)
+        self._live = LiveModel(model, Path(config.model), config.dtype, rank, captured=captured)
         self._from: RoseInitInfo | None = None
         self._folder = Path()
         self._lock = -1
@@ -186,6 +188,8 @@ class RoseWeightTransferEngine(WeightTransferEngine[RoseInitInfo, RoseUpdateInfo
         try:
             if staged.update is not None:
                 staged.update.commit()
+            else:
+                staged.becomes.memory.weights.check_place()
         except Mixed as error:
             failed = Mixed(error.what, to_do=_GO_ON)
         except Exception as error:  # noqa: BLE001 - raised once the other workers know

@@ -1,4 +1,4 @@
-"""What a rank's memory holds while a version is in force, to see whether it still does."""
+"""What a rank's memory holds while a version is in force, to see whether it still does, wherever it lies by now."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from rose_transfer.codec import WrongBase, bucket_hash
 from rose_transfer.live import LiveWeights
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class VersionInMemory:
-    """`hashes` are those of the version's buckets, by their place in the packing of `weights`."""
+    """`hashes` are those of the version's buckets, by their place in the packing of `weights`, where those lay last."""
 
     weights: LiveWeights
     hashes: Mapping[int, int]
 
     def compare(self) -> None:
-        """Raises WrongBase if a bucket in memory is another one, OtherForm if it is none that was published."""
+        """Raises WrongBase if a bucket in memory is another one, OtherForm if it is none that was published.
+
+        Raises TransferError if weights have moved to where they cannot be found or compared.
+        """
+        self.weights = self.weights.found_anew()
         try:
             for place, expected in self.hashes.items():
                 found = bucket_hash(self.weights.bits_of(place))

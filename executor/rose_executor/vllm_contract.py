@@ -36,6 +36,7 @@ RELIED_ON: tuple[Reliance, ...] = (
     ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
     ("vllm.model_executor.models.registry", "_run_in_subprocess", ("fn",)),
     ("vllm.utils.system_utils", "get_mp_context", ()),
+    ("vllm.config", "CUDAGraphMode.NONE", ()),
     ("vllm.distributed.parallel_state", "get_tp_group", ()),
     ("vllm.distributed.parallel_state", "get_pp_group", ()),
 )
@@ -79,6 +80,7 @@ BACKEND_RELIES_ON: tuple[Reliance, ...] = (
     ("vllm.v1.engine.core", "EngineCore.is_scheduler_paused", ()),
     ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", ("layer", "remove_weight")),
     ("vllm.config", "get_current_vllm_config_or_none", ()),
+    ("vllm.config", "CUDAGraphMode.NONE", ()),
 )
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from rose.errors import RoseError
-from rose_executor.live_model import LiveModel, own_rank
+from rose_executor.live_model import LiveModel, is_captured, own_rank
 from rose_transfer.layout.layout_json import to_json
 from rose_transfer.live import LiveUpdate
 
@@ -54,7 +54,9 @@ class WeightWorker:
         """Find out how the model lies in memory: the folder that it was loaded from may be gone by the next update."""
         config: Any = self.model_config  # type: ignore[attr-defined]
         rank = own_rank(self.parallel_config)  # type: ignore[attr-defined]
-        self.rose_model = LiveModel(self.get_model(), Path(config.model), config.dtype, rank)  # type: ignore[attr-defined]
+        captured = is_captured(self.vllm_config)  # type: ignore[attr-defined]
+        model = self.get_model()  # type: ignore[attr-defined]
+        self.rose_model = LiveModel(model, Path(config.model), config.dtype, rank, captured=captured)
 
     def rose_layout(self) -> dict[str, str]:
         """The text of the layout, or an error text."""

@@ -104,7 +104,8 @@ async def tell(folder: Path, model: Path) -> Story:
                     "prefixes": PREFIXES,
                     "top_logprobs": TOP_LOGPROBS,
                     "deeds": deeds(folder, f"{workers}", publisher.servers[0].port)
-                    + (deeds_of_two(folder, publisher.servers[0].port, other.servers[0].port) if workers == 2 else []),
+                    + (deeds_of_two(folder, publisher.servers[0].port, other.servers[0].port) if workers == 2 else [])
+                    + moves(),
                 }
                 taken = folder / f"{workers}-taken" / PLACE
                 lock = hold_alone(taken, Role.ENGINE)
@@ -211,6 +212,22 @@ def deeds_of_two(folder: Path, port: int, other_port: int) -> list[tuple[str, di
     ]
 
 
+def moves() -> list[tuple[str, dict[str, Any]]]:
+    """Where the weights of a worker are given other memory; the last deeds of all."""
+    return [
+        ("update", {"version": 1}),
+        ("move", {"by": 0.0}),
+        ("update", {"version": 1}),
+        ("update", {"version": 2}),
+        ("move", {"by": 1.0}),
+        ("update", {"version": 1}),
+        ("move while staged", {"version": 2}),
+        ("update on", {"version": 2}),
+        ("move while staged", {"version": 2}),
+        ("update on", {"version": 2}),
+    ]
+
+
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Story:
     return asyncio.run(tell(tmp_path_factory.mktemp("backend"), tiny_model))
@@ -226,6 +243,8 @@ _TAMPERED_ONCE_MORE, BROKEN_ANEW, STARTED_MIXED, FINISHED_MIXED, _TO_2_STAGED, _
 TO_2_ON, TEXT_FOR_NUMBER, NO_TIME, NO_PATH, _REMOVED, HELD_AGAIN, NOT_TO_BE_TAKEN = range(49, 56)
 OTHERS_VERSION, NOTHING_OR_SOMETHING, NO_INFORMATION, TOO_FEW = range(56, 60)
 OTHERS_TRAINING, TO_1_TOGETHER = 61, 63
+_TO_1_BEFORE, MOVED, STILL_1, MOVED_TO_2, MOVED_AND_CHANGED, CHANGED_TO_1 = range(-10, -4)
+MOVED_WHILE_STAGED, FOUND_AT_2, MOVED_WHILE_IN_FORCE, AGAIN_AT_2 = range(-4, 0)
 
 
 one_or_two_workers = pytest.mark.parametrize("workers", [1, 2], ids=["one worker", "two workers"])
@@ -438,6 +457,33 @@ def test_an_engine_whose_memory_was_changed_by_others_is_brought_to_the_version_
     assert answer["error"] == ""
     assert story.difference(workers, at, version) < PARITY_MAX
     assert (story.held(workers, at), answer["version"]) == ({version}, str(version))
+
+
+@one_or_two_workers
+def test_an_update_reaches_weights_that_were_given_other_memory(story: Story, workers: int) -> None:
+    assert story.difference(workers, MOVED, 1) < PARITY_MAX
+    assert story.difference(workers, MOVED_AND_CHANGED, 2) > 10 * PARITY_MAX
+    for at, version in ((STILL_1, 1), (MOVED_TO_2, 2), (CHANGED_TO_1, 1)):
+        answer = story.answers[workers][at]
+        assert (answer["error"], answer["version"], story.held(workers, at)) == ("", str(version), {version})
+        assert story.difference(workers, at, version) < PARITY_MAX
+    assert set(story.received_bytes(workers, STILL_1)) == {0}, "the same weights, elsewhere"
+
+
+@one_or_two_workers
+@pytest.mark.parametrize(
+    ("at", "then"),
+    [(MOVED_WHILE_STAGED, FOUND_AT_2), (MOVED_WHILE_IN_FORCE, AGAIN_AT_2)],
+    ids=["another version", "the version in force"],
+)
+def test_weights_that_move_while_an_update_is_staged_generate_nothing_until_another_one(
+    story: Story, workers: int, at: int, then: int
+) -> None:
+    moved_away, found = story.answers[workers][at], story.answers[workers][then]
+    assert "has been given other memory, and nobody knows what it holds" in moved_away["error"]
+    assert (moved_away["says"], moved_away["version"]) == ([], "unknown")
+    assert (found["error"], found["version"], story.held(workers, then)) == ("", "2", {2})
+    assert story.difference(workers, then, 2) < PARITY_MAX
 
 
 @one_or_two_workers

@@ -66,6 +66,14 @@ def tamper(worker: Any, by: float) -> None:
             dict(worker.model_runner.model.named_parameters())["model.norm.weight"].add_(by)
 
 
+def move(worker: Any, by: float) -> None:
+    """The weights of the last worker are given other memory, as an offload and return does, and change there."""
+    if is_last(worker):
+        for parameter in worker.model_runner.model.parameters():
+            parameter.data = parameter.data.clone()
+        tamper(worker, by)
+
+
 def turn_away(worker: Any, address: str) -> None:
     """The last worker fetches from another server than the others."""
     if is_last(worker):
@@ -147,6 +155,14 @@ def live(task: dict[str, Any], answers: Path) -> None:
             elif deed == "tamper":
                 engine.collective_rpc(tamper, kwargs=info)
                 engine.reset_prefix_cache()
+            elif deed == "move":
+                engine.collective_rpc(move, kwargs=info)
+                engine.reset_prefix_cache()
+            elif deed == "move while staged":
+                engine.start_weight_update()
+                engine.update_weights({"update_info": info})
+                engine.collective_rpc(move, kwargs={"by": 0.5})
+                engine.finish_weight_update(weight_version=str(info["version"]))
             elif deed == "turn away":
                 engine.collective_rpc(turn_away, kwargs=info)
             elif deed == "update each":

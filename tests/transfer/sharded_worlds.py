@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -265,6 +266,26 @@ def refusals(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
         attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "scale"})
         attempt(2, {name: part for name, part in _rows(2, mesh).items() if name != "norm.weight" or rank != 1})
         attempt(2, _rows(2, mesh))
+    return told
+
+
+def numbers(rank: int, group: dist.ProcessGroup, folder: Path) -> list[str]:
+    """What each rank is told of numbers of versions: those that none is, and those that trainers count in."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    told = []
+
+    def attempt(publishing: ShardedPublisher, version: Any, state: int) -> None:
+        try:
+            told.append(f"published {publishing.publish(version, _rows(state, mesh)).version}")
+        except TransferError as error:
+            told.append(str(error))
+
+    with publisher(rank, group, folder) as publishing:
+        for version in (-1, True, 2**63, 10**30, 3.5, "4", None):
+            attempt(publishing, version, 1)
+        attempt(publishing, -1 if rank else 7, 1)
+        attempt(publishing, np.int64(7), 7)
+        attempt(publishing, torch.tensor(8) if rank else 8, 8)
     return told
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from live_tools import SHAPES, Line, first_state, memory_for, packing_for, rank_layout, same_bits
+from live_tools import SHAPES, VOCAB, Line, first_state, memory_for, packing_for, rank_layout, same_bits
 
 from rose.errors import TransferError
 from rose_transfer.codec import Delta, MalformedDelta, WrongBase, overwrite_changed
 from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights, Mixed, RolledBack, staged
+from rose_transfer.live.live_weights import Moved, OtherForm
 from rose_transfer.store import Step, object_key
 
 RANKS = {
@@ -370,6 +372,101 @@ def test_memory_that_is_not_as_it_was_loaded_is_refused(change, wrong: str) -> N
     change(memory)
     with pytest.raises(TransferError, match=wrong):
         LiveWeights(layout, packing_for([layout]), memory)
+
+
+def pointed_elsewhere(memory: dict[str, torch.Tensor]) -> None:
+    """What an offload and return leaves."""
+    memory["qk"].data = memory["qk"].data.clone()
+
+
+def set_to_a_copy(memory: dict[str, torch.Tensor]) -> None:
+    memory["qk"].set_(memory["qk"].clone())
+
+
+def re_laid(memory: dict[str, torch.Tensor]) -> None:
+    """Into one block of memory, each tensor at its place in it."""
+    flat = torch.cat([memory["qk"].view(-1), memory["norm"].view(-1)])
+    at = memory["qk"].numel()
+    memory["qk"].data, memory["norm"].data = flat[:at].view(memory["qk"].shape), flat[at:]
+
+
+MOVES: dict[str, Callable[[dict[str, torch.Tensor]], None]] = {
+    "data": pointed_elsewhere,
+    "another tensor": lambda memory: memory.update(qk=memory["qk"].clone()),
+    "set_": set_to_a_copy,
+    "re-laid": re_laid,
+}
+
+
+@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES.keys())
+def test_weights_that_moved_are_found_where_they_lie(
+    tmp_path: Path, move: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    """Nothing is written to where they lay, and no version is said to be in force there."""
+    layout = rank_layout()
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    change.stage()
+    assert weights.found_anew() is weights
+    move(memory)
+    with pytest.raises(Moved, match=r"(qk|norm) has been given other memory"):
+        change.commit()
+    with pytest.raises(Mixed, match=r"(qk|norm) has been given other memory"):
+        change.roll_back()
+    assert same_bits(memory, memory_for(layout, line.states[1]))
+    change = update(line, weights.found_anew(), line.store.steps(1, 2))
+    change.stage()
+    change.commit()
+    assert same_bits(memory, memory_for(layout, line.states[2]))
+    move(memory)
+    with pytest.raises(Mixed, match=r"(qk|norm) has been given other memory"):
+        change.roll_back()
+    assert same_bits(memory, memory_for(layout, line.states[2]))
+
+
+@pytest.mark.parametrize(
+    ("leave", "wrong"),
+    [
+        (lambda memory: memory.update(qk=memory["qk"].to("meta")), "qk has no memory now"),
+        (lambda memory: memory["qk"].untyped_storage().resize_(0), "qk has no memory now"),
+        (lambda memory: memory.pop("qk"), "qk is not there"),
+        (lambda memory: memory.update(qk=torch._neg_view(memory["qk"])), "qk is"),
+        (lambda memory: setattr(memory["qk"], "data", memory["qk"].t()), "qk is"),
+        (lambda memory: setattr(memory["qk"], "data", memory["qk"].float()), "qk is"),
+    ],
+    ids=["to meta", "emptied", "gone", "negated", "transposed", "another dtype"],
+)
+def test_weights_that_moved_to_where_no_update_can_reach_them_are_refused(  # type: ignore[no-untyped-def]
+    tmp_path: Path, leave, wrong: str
+) -> None:
+    layout = rank_layout()
+    weights, memory = Line(tmp_path, [layout]).live(layout, 1)
+    leave(memory)
+    with pytest.raises(TransferError, match=wrong):
+        weights.found_anew()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("changed", ["embed_tokens", "head"])
+@pytest.mark.parametrize("row", [0, 5, VOCAB - 1])
+def test_each_of_two_copies_is_compared(tmp_path: Path, dtype: str, changed: str, row: int) -> None:
+    layout = rank_layout(dtype=dtype, twice=True)
+    line = Line(tmp_path, [layout])
+    weights, memory = line.live(layout, 1)
+    change = update(line, weights, line.store.steps(1, 2))
+    change.stage()
+    memory[changed][row, 5] = 1.5
+    kept = {name: tensor.clone() for name, tensor in memory.items()}
+    with pytest.raises(RolledBack, match="differs from another copy"):
+        change.commit()
+    with pytest.raises(OtherForm, match="differs from another copy of the same weights"):
+        update(line, weights, line.store.steps(1, 2)).stage()
+    assert same_bits(memory, kept)
+    change = update(line, weights, line.store.steps(None, 2))
+    change.stage()
+    change.commit()
+    assert same_bits(memory, memory_for(layout, line.states[2]))
 
 
 def test_a_dtype_that_cannot_keep_the_published_bits_is_refused() -> None:

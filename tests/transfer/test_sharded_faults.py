@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 import sharded_worlds as worlds
 from sharded_worlds import COARSE, DIED, PACKING, in_world, weights
 
-from rose_transfer.store import Packing, StoreReader
+from rose_transfer.store import Packing, Store, StoreReader
 from rose_transfer.store.buckets import pack
 from rose_transfer.store.survey import verify
+from rose_transfer.store.writer import Recovered
 
 
 @pytest.fixture
@@ -42,6 +44,17 @@ def test_what_one_rank_asks_for_in_vain_every_rank_is_told(folder: Path) -> None
     assert second[6] == first[6]
     assert "no rank holds norm.weight[3:6]; rank 0 holds some of it, rank 1 nothing" in first[6]
     check(folder, (1, 2))
+
+
+def test_what_is_no_number_of_a_version_is_refused_on_every_rank_before_anything_is_written(folder: Path) -> None:
+    """A store could not read it back, and would lose the versions that were built on it."""
+    first, second = in_world(2, worlds.numbers, folder)
+    assert all("is no number of a version" in words for words in first[:8] + second[:8])
+    assert "rank 1 could not publish: transfer: -1 is no number" in first[7], "where only one is wrong"
+    assert first[8:] == second[8:] == ["published 7", "published 8"]
+    with contextlib.closing(Store(folder)) as store:
+        assert (store.recovered, store.versions()) == (Recovered(), (7, 8))
+    check(folder, (7, 8))
 
 
 def test_a_packing_of_nothing_is_refused(folder: Path) -> None:

@@ -232,7 +232,7 @@ def test_what_people_ask(tmp_path: Path) -> None:
         StoreReader(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("number", [-1, 2**63, 1.5, "7", None])
+@pytest.mark.parametrize("number", [-1, 2**63, 1.5, "7", None, True])
 def test_what_is_no_number_of_a_version_is_refused(tmp_path: Path, number: Any) -> None:
     with contextlib.closing(Store(tmp_path)) as store:
         with pytest.raises(TransferError, match="is no number of a version"):

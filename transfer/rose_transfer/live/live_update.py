@@ -103,10 +103,12 @@ class LiveUpdate:
     def commit(self) -> None:
         """Change the weights, or as much of them as an earlier attempt that could not be taken back has left.
 
-        Raises RolledBack if they are the old ones again, or Mixed.
+        Raises RolledBack if they are the old ones again, or Mixed; Moved, before anything is written, if they lie
+        elsewhere than where they were staged for.
         """
         if not self._is_staged:
             raise TransferError("nothing is staged to commit")
+        self._weights.check_place()
         if self._begun is not None:
             raise Mixed(f"the update cannot go on: {_HALF_WRITTEN}", to_do=_ANEW)
         done = frozenset(self._journal)
@@ -114,6 +116,7 @@ class LiveUpdate:
             for number, step in enumerate(self._steps):
                 for place in self._weights.places:
                     self._apply(number, place, done, backwards=step.backwards)
+            self._weights.check_place()
         except Exception as error:
             try:
                 self.roll_back()
@@ -132,6 +135,7 @@ class LiveUpdate:
             raise Mixed(f"the weights are mixed, for the update cannot be taken back: {what}", to_do=_ANEW) from error
 
     def _undo(self) -> None:
+        self._weights.check_place()
         if self._begun is not None:
             raise TransferError(_HALF_WRITTEN)
         delta, read = None, None

@@ -4,7 +4,10 @@ Invariants
 - What is read from a bucket are the bits of its elements, whatever the form in which memory holds them: a bfloat16
   element kept as float32 counts as the bfloat16 it is, and as none if it is not exactly one.
 - Padding and tensors that are no part of the model are never written.
+- An element that a rank holds more than once is what all its copies are; where they differ, it is none.
 - The tiles of a run are changed all or none, unless the memory itself fails.
+- The memory is that of the tensors as they were found. Where these have been given another one since, writing to the
+  old one would change nothing that anybody computes with: `check_place` tells, and `found_anew` finds them.
 
 Weights on a device are read and written over copies in host memory.
 """
@@ -35,19 +38,26 @@ _WIDENED = {("bfloat16", "float32")}
 
 
 class OtherForm(TransferError):
-    """Memory holds an element that no published one can be: it is no version."""
+    """Memory holds an element that no published one can be, or copies of one that differ: it is no version."""
+
+
+class Moved(TransferError):
+    """The weights no longer lie where they were found; nobody knows what they are."""
 
 
 class LiveWeights:
-    """`tensors` by the names of `layout`, changed in place by `apply`.
+    """`tensors` by the names of `layout`, changed in place by `apply_run`. The mapping is asked again where they lie.
 
     Raises TransferError that names the tensor if memory is not as the layout says (packed or re-laid after loading),
     holds elements in a form that cannot keep the published bits, or does not fit the packing (see `held`).
     """
 
     def __init__(self, layout: Layout, packing: Packing, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._layout, self._packing, self._tensors = layout, packing, tensors
         self._held = {held.place: held for held in held_buckets(packing, layout)}
-        self._flat = _flat_tensors(layout, tensors)
+        found = dict(tensors)
+        self._flat = _flat_tensors(layout, found)
+        self._places = {name: memory_of(found[name]) for name in self._flat}
         self._runs = {
             place: {run.first: run for run in tile_runs(held, self._is_plain(held))}
             for place, held in self._held.items()
@@ -63,10 +73,29 @@ class LiveWeights:
         """The buckets of the packing that this rank holds, by their place in it."""
         return tuple(self._held)
 
+    def check_place(self) -> None:
+        """Raises Moved if a tensor has other memory, shape or dtype than when it was found. Reads no weights."""
+        found = dict(self._tensors)
+        for name, place in self._places.items():
+            if name not in found or memory_of(found[name]) != place:
+                raise Moved(
+                    f"{self._layout.holder}: {name} has been given other memory, and nobody knows what it holds",
+                    expected="weights that stay where they are from the stage of an update until it is in force",
+                    to_do="bring a version once more; the weights are compared where they lie then",
+                )
+
+    def found_anew(self) -> LiveWeights:
+        """These weights where they lie now: itself if they have not moved. Raises TransferError as the constructor."""
+        try:
+            self.check_place()
+        except Moved:
+            return LiveWeights(self._layout, self._packing, self._tensors)
+        return self
+
     def bits_of(self, place: int) -> Bits:
         """The bits of a bucket as memory holds it now, in room that the next call fills anew.
 
-        Raises OtherForm if an element is not one of the published dtype.
+        Raises OtherForm if an element is not one of the published dtype, or is held twice and not the same.
         """
         held = self._held[place]
         whole = CopiedRun(0, tile_count(held.bucket.elements), held.bucket.elements, ())
@@ -117,6 +146,10 @@ class LiveWeights:
                 within.copy_(_view(flat, copy.local))
             else:
                 _narrow(flat, copy, within, held.bucket.dtype)
+        # Of those elements the room has the last copy now.
+        for copy in run.copies:
+            if copy.is_shared:
+                _check_same(self._flat[copy.tensor], copy, _view(room, copy.within_run))
 
     def _write(self, run: CopiedRun, room: torch.Tensor) -> None:
         for copy in run.copies:
@@ -149,14 +182,28 @@ def _flat_tensors(layout: Layout, tensors: Mapping[str, torch.Tensor]) -> dict[s
     for name, told in layout.tensors.items():
         tensor = tensors.get(name)
         found = None if tensor is None else (tuple(tensor.shape), dtype_name(tensor.dtype))
-        if tensor is None or found != (told.shape, told.dtype) or not tensor.is_contiguous():
+        if tensor is None or found != (told.shape, told.dtype) or not tensor.is_contiguous() or tensor.is_neg():
             raise TransferError(
                 f"{layout.holder}: {name} is {found or 'not there'} in memory",
                 expected=f"{(told.shape, told.dtype)}, contiguous, as it is loaded",
                 to_do="start the engine with weights that are neither packed nor re-laid, or anew for each version",
             )
+        needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+        if tensor.is_meta or tensor.untyped_storage().nbytes() < needed:
+            raise TransferError(
+                f"{layout.holder}: {name} has no memory now",
+                expected="weights that are there",
+                to_do="bring back what was offloaded, or finish what loads it, before an update",
+            )
         flat[name] = tensor.detach().view(-1)
     return flat
+
+
+def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies and how; equal for two as long as both live if, and only if, they are one in memory."""
+    storage = tensor.untyped_storage()
+    where = (int(storage._cdata), tensor.data_ptr(), storage.nbytes(), tensor.device)
+    return (*where, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.is_neg())
 
 
 def _check_form(holder: str, parameter: str, published: str, flat: torch.Tensor) -> None:
@@ -176,9 +223,7 @@ def _narrow(flat: torch.Tensor, copy: PartCopy, room: torch.Tensor, published: s
     The halves are seen where they lie (low first, as on every machine that runs this), and counted: that takes no
     memory, while a copy of them would take more than the weights themselves.
     """
-    halves, view = flat.view(torch.int16), copy.local
-    strides = tuple(2 * stride for stride in view.strides)
-    low, high = (_view(halves, View(2 * view.offset + half, view.sizes, strides)) for half in (0, 1))
+    low, high = _halves(flat, copy.local)
     if int(torch.count_nonzero(low)):
         raise OtherForm(
             f"{copy.tensor} in memory has an element that is no {published}",
@@ -186,6 +231,28 @@ def _narrow(flat: torch.Tensor, copy: PartCopy, room: torch.Tensor, published: s
             to_do="bring the engine to a whole version",
         )
     room.view(torch.int16).copy_(high)
+
+
+def _check_same(flat: torch.Tensor, copy: PartCopy, room: torch.Tensor) -> None:
+    """Raises OtherForm if elements in memory are not those in `room`, bit by bit."""
+    integers = _INTEGERS[room.element_size()]
+    if flat.dtype == room.dtype:
+        local = _view(flat.view(integers), copy.local)
+    else:
+        _, local = _halves(flat, copy.local)
+    if not torch.equal(local.cpu(), room.view(integers)):
+        raise OtherForm(
+            f"{copy.tensor} in memory differs from another copy of the same weights",
+            expected="copies that are equal",
+            to_do="bring the engine to a whole version",
+        )
+
+
+def _halves(flat: torch.Tensor, view: View) -> tuple[torch.Tensor, torch.Tensor]:
+    """The lower and the upper halves of float32 elements, where they lie."""
+    halves, strides = flat.view(torch.int16), tuple(2 * stride for stride in view.strides)
+    low, high = (_view(halves, View(2 * view.offset + half, view.sizes, strides)) for half in (0, 1))
+    return low, high
 
 
 def _view(flat: torch.Tensor, view: View) -> torch.Tensor:

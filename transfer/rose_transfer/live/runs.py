@@ -23,11 +23,15 @@ from rose_transfer.live.held import HeldBucket, HeldRegion
 
 @dataclass(frozen=True, slots=True)
 class PartCopy:
-    """Elements of a run (counted from its first tile) and where the same ones lie in local `tensor`."""
+    """Elements of a run (counted from its first tile) and where the same ones lie in local `tensor`.
+
+    `is_shared` where some of them may lie elsewhere as well.
+    """
 
     within_run: View
     tensor: str
     local: View
+    is_shared: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,4 +146,4 @@ def _copies(held: HeldRegion, start: int, stop: int) -> Iterator[PartCopy]:
             if common is not None:
                 offset = held.start + _flat_index(box, common) - start
                 within = View(offset, common.sizes, row_major(box.sizes))
-                yield PartCopy(within, piece.tensor, piece.part(common).view)
+                yield PartCopy(within, piece.tensor, piece.part(common).view, not held.held_once)

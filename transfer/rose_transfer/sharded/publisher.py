@@ -36,7 +36,7 @@ from rose_transfer.sharded.routes import Routes, make_routes, plan_own
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import object_key
 from rose_transfer.store.packing import Packing
-from rose_transfer.store.store import Store, check_weights
+from rose_transfer.store.store import Store, check_weights, version_number
 
 log = logger("sharded publisher")
 PUBLISH_TIMEOUT_S = 600.0
@@ -86,9 +86,10 @@ class ShardedPublisher:
         this returns. Every rank calls it, and it blocks: call it from a thread where an event loop must go on. Where
         the store has no version yet, or packed in another way or damaged, everything is written.
 
-        Raises TransferError on every rank if one cannot publish: the number is not a new highest one, the tensors are
-        not those of the packing or there are none, the disk is full, or ranks mean different versions. Raises LostRank
-        if one has died or not come here after `timeout_s`; a new group and new publishers are needed then.
+        Raises TransferError on every rank if one cannot publish: the number is not a new highest one below 2^63, the
+        tensors are not those of the packing or there are none, the disk is full, or ranks mean different versions.
+        Raises LostRank if one has died or not come here after `timeout_s`; a new group and new publishers are needed
+        then.
         """
         if not self._publishing.acquire(blocking=False):
             raise TransferError("another version is being published", expected="one after the other")
@@ -101,6 +102,7 @@ class ShardedPublisher:
 
     def _publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Manifest:
         with self._ranks.telling_trouble():
+            version = version_number(version)
             call = self._call(version, tensors)
         calls = [Call.from_bytes(data) for data in self._ranks.tell(call.to_bytes())]
         agreed = agree(calls, WRITER, self._planned)

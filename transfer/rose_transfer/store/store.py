@@ -52,7 +52,7 @@ class Store(StoreKeeper):
         NoRoomForVersion if disk or limit are too small, ValueError if the buckets are not those of the packing; nothing
         of the version is left then.
         """
-        version = _number(version)
+        version = version_number(version)
         check_weights(version, packing)
         with self._alone():
             if self.newest is not None and version <= self.newest:
@@ -207,10 +207,13 @@ def check_weights(version: int, packing: Packing) -> None:
         )
 
 
-def _number(version: int) -> int:
-    """The number of a version, which trainers also count in integers of their libraries."""
+def version_number(version: int) -> int:
+    """The number of a version, which trainers also count in integers of their libraries.
+
+    Raises TransferError if it is none: what is stored under such a one could not be read back.
+    """
     try:
-        number = operator.index(version)
+        number = -1 if isinstance(version, bool) else operator.index(version)
     except TypeError:
         number = -1
     if not 0 <= number < 2**63:
