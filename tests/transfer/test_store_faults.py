@@ -519,6 +519,7 @@ def test_a_closed_store_writes_nothing(tmp_path: Path) -> None:
     for write in writes:
         with pytest.raises(TransferError, match="was closed"):
             write()
+    store.leave_out(step.manifest, "found by a reader that goes on")
     assert whole_files(store.folder) == before
 
 
@@ -559,3 +560,17 @@ def test_a_version_whose_base_the_disk_has_lost_is_written_whole_from_memory(tmp
     store.collect(1)
     assert same(list(store.read(3)), history[3])
     assert verify(store) == ()
+
+
+def test_a_sound_way_in_the_place_of_a_damaged_one_stays_whoever_finds_the_damage_late(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    history = publish_line(store, 1)
+    (damaged,) = store.manifests()
+    store.leave_out(damaged, "found by one reader")
+    assert store.manifests() == ()
+    store.collect(1)
+    assert store.manifests() == (damaged,), "written anew, to the byte"
+    store.leave_out(damaged, "found by another one, who began before")
+    check(store, history)
+    store.close()
+    check(StoreReader(store.folder), history)

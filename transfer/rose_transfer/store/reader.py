@@ -217,9 +217,17 @@ class StoreReader:
         return delta_of(found, entry, self.objects.read(entry.key))
 
     def leave_out(self, damaged: Manifest, why: str) -> None:
-        """Go other ways from now on: an object of this manifest could not be read, or was not what it should be."""
-        log.warning("a way to a version is damaged", version=damaged.version, base=str(damaged.base), why=why)
-        self._change_manifests(without={(damaged.version, damaged.base)})
+        """Go other ways from now on: an object of this manifest could not be read, or was not what it should be.
+
+        What has taken its place meanwhile stays.
+        """
+        if self.has_way(damaged):
+            log.warning("a way to a version is damaged", version=damaged.version, base=str(damaged.base), why=why)
+            self._change_manifests(without={(damaged.version, damaged.base)})
+
+    def has_way(self, found: Manifest) -> bool:
+        """Whether this very one of `manifests` is gone by still; an equal one may have been written anew since."""
+        return self._manifests.get((found.version, found.base)) is found
 
     def _change_manifests(self, *more: Manifest, without: Collection[Ends] = ()) -> None:
         with self._guard:
