@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_tools import STRANGERS
 
 from rose.errors import TransferError
 from rose_transfer.distribution.arrival import Arrival
@@ -186,3 +188,27 @@ def test_a_folder_that_is_a_store_is_refused(memory_path: Path) -> None:
     with pytest.raises(TransferError, match="is a weight store"):
         Shelf(memory_path, None)
     Store(memory_path).close()
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_what_is_no_file_is_passed_over_and_named_where_it_is_in_the_way(memory_path: Path, kind: str) -> None:
+    other = object_key(b"another object")
+    Shelf(memory_path / "shelf", None).close()
+    for name in (".draft-x", "old", KEY):
+        STRANGERS[kind](memory_path / "shelf" / "objects" / name)
+    for name in ("old", other):
+        STRANGERS[kind](memory_path / "shelf" / "arriving" / name)
+    with closing(Shelf(memory_path / "shelf", memory_path / "shelf" / "arriving")) as shelf:
+        assert not shelf.has(KEY)
+        assert not shelf.has(other), "nor linked from beside"
+        with pytest.raises(TransferError, match=f"{other} is a .*, not a file"):
+            shelf.arrival(other, 100)
+        keep(shelf, CONTENT[:100])
+        shelf.keep_only(())
+        assert shelf.objects.known() == ()
+        if kind == "a folder":
+            with pytest.raises(TransferError, match="cannot be taken into"):
+                keep(shelf, CONTENT)
+        else:
+            keep(shelf, CONTENT)
+            assert shelf.objects.read(KEY) == CONTENT

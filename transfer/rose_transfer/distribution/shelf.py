@@ -25,12 +25,14 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rose.logs import logger
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
-from rose_transfer.store.files import disk_trouble
+from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_in, strangers_in
 from rose_transfer.store.objects import is_key
 from rose_transfer.store.roles import Role, hold_alone
 
+log = logger("weights")
 _DISK_THREADS = 4
 
 
@@ -48,6 +50,9 @@ class Shelf:
             with disk_trouble(f"{folder} cannot be used for what arrives"):
                 for made in (self.objects_folder, self._arriving):
                     made.mkdir(exist_ok=True)
+                for folder in (self.objects_folder, self._arriving):
+                    for what in strangers_in(folder).values():
+                        log.warning("what is no file is passed over", what=what)
             self.objects = Objects(self.objects_folder)
             self.objects.remove_drafts()
         except BaseException:
@@ -111,13 +116,14 @@ class Shelf:
         Files that are not of a shelf stay.
         """
         with disk_trouble(f"{self._arriving} cannot be tidied"):
-            arriving = [path.name for path in self._arriving.iterdir() if is_key(path.name)]
-        for key in (*self.objects.known(), *arriving):
+            arriving = {name for name, _ in files_in(self._arriving) if is_key(name)}
+        for key in arriving.union(self.objects.known()):
             with self._guard:
                 if key not in needed and key not in self._in_use:
                     self.objects.remove(key)
-                    with disk_trouble(f"{self._arriving} cannot be tidied"):
-                        (self._arriving / key).unlink(missing_ok=True)
+                    if key in arriving:
+                        with disk_trouble(f"{self._arriving} cannot be tidied"):
+                            (self._arriving / key).unlink(missing_ok=True)
 
     def _link(self, path: Path) -> bool:
         sound = _hash_of(path) == path.name
@@ -127,10 +133,11 @@ class Shelf:
 
 
 def _hash_of(path: Path) -> str | None:
-    """None if there is no such file any more."""
+    """None if there is no such file, or not any more."""
     with disk_trouble(f"{path} cannot be read"):
         try:
+            check_file(path)
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotAFile):
             return None

@@ -71,7 +71,7 @@ def _wrong(store: StoreReader, among: Collection[str] | None = None) -> tuple[di
     And whether the writer has meanwhile removed a way that could not be read: it may have put another in its place.
     """
     scanned = store.manifests()
-    wrong = {line: line for line in store.not_counted}
+    wrong = {name: f"{name}: {why}" for name, why in store.not_counted.items()}
     for found in scanned:
         for entry in found.buckets:
             thing = f"{entry.bucket_id} of {found.key}"

@@ -135,7 +135,7 @@ class StoreWriter(StoreReader):
         self._remove_marks(*lost)
         spoiled = _remove_others(self._versions_folder, {mark_name(version) for version in self._marks})
         stray = _remove_others(self._links_folder, {link_name(*ends) for ends in self._manifests})
-        self.not_counted = ()
+        self.not_counted = {}
         unneeded, objects = self._remove_unneeded()
         found = Recovered(drafts, stray + unneeded, len(lost) + spoiled, objects)
         if found != Recovered():
