@@ -82,6 +82,22 @@ def test_only_what_has_the_hash_of_its_key_is_kept(memory_path: Path) -> None:
     assert shelf.objects.read(KEY) == CONTENT
 
 
+@pytest.mark.parametrize("before", [None, b"damaged"])
+def test_what_had_all_arrived_when_its_process_died_is_here(memory_path: Path, before: bytes | None) -> None:
+    with closing(Shelf(memory_path, None)) as shelf:
+        land(shelf, KEY, CONTENT)
+    if before is not None:
+        (memory_path / "objects" / KEY).write_bytes(before)
+    with closing(Shelf(memory_path, None)) as shelf:
+        assert shelf.has(KEY)
+        assert shelf.objects.read(KEY) == CONTENT
+        assert list((memory_path / "arriving").iterdir()) == []
+        spoiled = object_key(b"spoiled")
+        land(shelf, spoiled, b"other bytes")
+        assert not shelf.has(spoiled)
+        assert shelf.arrival(spoiled, 100).complete_bytes == 0
+
+
 def test_what_a_loss_of_power_spoiled_is_not_here(memory_path: Path) -> None:
     shelf = Shelf(memory_path, None)
     keep(shelf, CONTENT)

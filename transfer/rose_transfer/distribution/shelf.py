@@ -91,9 +91,15 @@ class Shelf:
 
     def has(self, key: str) -> bool:
         """Whether the object is here; a damaged one is not. Raises TransferError if the disk fails."""
-        if not self.objects.has(key):
-            return self._beside is not None and is_key(key) and self._link(self._beside / key)
-        return _hash_of(self.objects_folder / key) == key
+        if not is_key(key):
+            return False
+        if _hash_of(self.objects_folder / key) == key:
+            return True
+        # Who fetched it may have died behind its last byte.
+        if self._link(self._arriving / key):
+            self._drop_arriving(key)
+            return True
+        return self._beside is not None and self._link(self._beside / key)
 
     def arrival(self, key: str, bytes_max: int) -> Arrival:
         """Where the object of that key is fetched into."""
@@ -101,12 +107,8 @@ class Shelf:
 
     def take(self, key: str) -> None:
         """Keep what has arrived whole. Raises LostObject, and removes it, if its hash is another, or TransferError."""
-        arrived = self._arriving / key
-        sound = _hash_of(arrived) == key
-        if sound:
-            self.objects.adopt(arrived)
-        with disk_trouble(f"{arrived} cannot be removed"):
-            arrived.unlink(missing_ok=True)
+        sound = self._link(self._arriving / key)
+        self._drop_arriving(key)
         if not sound:
             raise LostObject(f"what was received is not object {key[:12]}", to_do="get it again, or from elsewhere")
 
@@ -122,10 +124,14 @@ class Shelf:
                 if key not in needed and key not in self._in_use:
                     self.objects.remove(key)
                     if key in arriving:
-                        with disk_trouble(f"{self._arriving} cannot be tidied"):
-                            (self._arriving / key).unlink(missing_ok=True)
+                        self._drop_arriving(key)
+
+    def _drop_arriving(self, key: str) -> None:
+        with disk_trouble(f"{self._arriving} cannot be tidied"):
+            (self._arriving / key).unlink(missing_ok=True)
 
     def _link(self, path: Path) -> bool:
+        """Take in what lies at `path`, if it has the hash of its name."""
         sound = _hash_of(path) == path.name
         if sound:
             self.objects.adopt(path)
