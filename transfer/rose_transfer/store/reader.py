@@ -237,11 +237,12 @@ class StoreReader:
     def leave_out(self, damaged: Manifest, why: str) -> None:
         """Go other ways from now on: an object of this manifest could not be read, or was not what it should be.
 
-        What has taken its place meanwhile stays.
+        What has taken its place meanwhile stays. What the writer itself has removed meanwhile is not told as damage.
         """
         if self.has_way(damaged):
-            log.warning("a way to a version is damaged", version=damaged.version, base=str(damaged.base), why=why)
             self._change_manifests(without={(damaged.version, damaged.base)})
+            if self.is_linked(damaged):
+                log.warning("a way to a version is damaged", version=damaged.version, base=str(damaged.base), why=why)
 
     def has_way(self, found: Manifest) -> bool:
         """Whether this very one of `manifests` is gone by still; an equal one may have been written anew since."""
