@@ -190,7 +190,7 @@ def test_one_receiver_at_a_time_in_a_folder(memory_path: Path) -> None:
     async def check() -> None:
         async with site(memory_path) as here:
             first = here.receiver(free_port(), "one")
-            with pytest.raises(TransferError, match=rf"another process fetches into .*one: process {os.getpid()}"):
+            with pytest.raises(TransferError, match=rf"this process fetches into .*one already: process {os.getpid()}"):
                 here.receiver(free_port(), "one")
             first.close()
             here.receiver(free_port(), "one")

@@ -154,7 +154,7 @@ def test_a_shelf_is_free_once_what_is_being_done_has_ended(memory_path: Path) ->
     doing = shelf.disk(KEY).submit(go_on.wait, 30.0)
     closing = threading.Thread(target=shelf.close)
     closing.start()
-    with pytest.raises(TransferError, match="another process fetches into"):
+    with pytest.raises(TransferError, match="this process fetches into"):
         Shelf(memory_path, None)
     go_on.set()
     closing.join(30.0)

@@ -5,7 +5,8 @@
     lock               held by the one that uses the folder
 
 Invariants
-- One at a time uses a folder: what another one maps and this one truncates would kill both.
+- One at a time uses a folder: what another one maps and this one truncates would kill both. In a process that was
+  forked from that one the shelf is closed.
 - What `has` says is here was compared with its key just now: a loss of power, or a disk that fails, spoils what it
   likes.
 - An object is taken in by a rename: a killed process leaves it here or there, never in between.
@@ -30,7 +31,7 @@ from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
 from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_in, strangers_in
 from rose_transfer.store.objects import is_key
-from rose_transfer.store.roles import Role, hold_alone
+from rose_transfer.store.roles import Role, hold_alone, is_held
 
 log = logger("weights")
 _DISK_THREADS = 4
@@ -67,13 +68,13 @@ class Shelf:
         """Let another one use the folder, once what is being done with objects has ended. What is here stays."""
         for disk in self._disks:
             disk.shutdown()
-        if self._lock >= 0:
+        if not self.closed:
             os.close(self._lock)
             self._lock = -1
 
     @property
     def closed(self) -> bool:
-        return self._lock < 0
+        return not is_held(self._lock)
 
     def disk(self, key: str) -> ThreadPoolExecutor:
         """Does one thing after the other with that object; others may be in other threads."""

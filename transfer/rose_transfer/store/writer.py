@@ -3,7 +3,7 @@
 Invariants
 - Objects, then the manifest that names them, then the mark of the version, each flushed before the next is written.
 - A mark goes before the manifests that lead to its version, those before their objects.
-- One process at a time writes, held by a lock that ends with it (and with the processes it forked without exec).
+- One process at a time writes, held by a lock that ends with it. In one that it forked the store is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rose_transfer.store.files import disk_trouble, files_in, flush_folder, remo
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import Objects
 from rose_transfer.store.reader import Ends, StoreReader, link_name, log, mark_name
-from rose_transfer.store.roles import Role, hold_alone
+from rose_transfer.store.roles import Role, hold_alone, is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StoreWriter(StoreReader):
 
     @property
     def closed(self) -> bool:
-        return self._lock < 0
+        return not is_held(self._lock)
 
     def leave_out(self, damaged: Manifest, why: str) -> None:
         with self._linking:
