@@ -147,6 +147,14 @@ def test_a_version_that_cannot_be_had_is_listed_as_lost(rose: Any, folder: Path)
     assert {row["joiner_bytes"] for row in json.loads(rose("weights", "ls", folder, "--json").out)} == {None}
 
 
+def test_versions_of_which_nothing_is_left_are_lost(rose: Any, folder: Path) -> None:
+    for path in (folder / "objects").iterdir():
+        path.write_bytes(b"")
+    listed = rose("weights", "ls", folder).out
+    assert listed.count("lost") == 2 * 3
+    assert "passed through" not in listed
+
+
 def test_changes_are_counted_by_parameter_most_first(rose: Any, folder: Path) -> None:
     ended = rose("weights", "diff", folder, 1, 3)
     assert ended.status == 0
