@@ -1,5 +1,6 @@
 """Structured logs: JSON lines in a file for machines, short lines on stderr for people.
 
+- A program that has not called `open_log` has the same short lines by `logging`, from the logger `rose`.
 - Whatever goes wrong while writing a line, the run goes on: lost lines are counted, the first is told on stderr.
 - Ids bound with `bound(...)` (trajectory_id, group_id, engine_id, version) are on every line logged inside, across
   await, from our code and from libraries alike.
@@ -128,6 +129,18 @@ def _redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Eve
     return cast(EventDict, redact(event))
 
 
+class _Event(dict[str, Any]):
+    """What was logged. Its text is one line, for programs that have not called `open_log`, the time and level apart."""
+
+    def __str__(self) -> str:
+        return _line(self)
+
+
+def _as_record(logger: WrappedLogger, method: str, event: EventDict) -> tuple[tuple[EventDict], dict[str, Any]]:
+    (_,), named = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, method, event)
+    return (_Event(event),), named
+
+
 _SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
@@ -138,7 +151,7 @@ _SHARED: list[Processor] = [
 _OURS: list[Processor] = [
     structlog.stdlib.filter_by_level,
     *_SHARED,
-    structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    _as_record,
 ]
 
 
@@ -148,13 +161,22 @@ def _json_line(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
 
 def _short_line(_logger: WrappedLogger, _method: str, event: Mapping[str, Any]) -> str:
     """`12:03:05 warning engine: restarted engine_id=engine-0`, and a traceback below if there is one."""
-    rest = dict(event)
-    clock = str(rest.pop("timestamp", ""))[11:19]
-    level, text = rest.pop("level", ""), rest.pop("event", "")
+    return f"{str(event.get('timestamp', ''))[11:19]} {event.get('level', '')} {_line(event)}"
+
+
+def _line(event: Mapping[str, Any]) -> str:
+    """The same without time and level."""
+    rest = {key: value for key, value in event.items() if key not in ("timestamp", "level")}
+    text = rest.pop("event", "")
     part = rest.pop("part", None) or rest.pop("logger", "")
     trace = rest.pop("exception", "")
-    line = " ".join([f"{clock} {level} {part}: {text}", *(f"{key}={value}" for key, value in rest.items())])
+    line = " ".join([f"{part}: {text}", *(f"{key}={_shown(value)}" for key, value in rest.items())])
     return f"{line}\n{trace}" if trace else line
+
+
+def _shown(value: object) -> str:
+    """As text of one line: names of files, say, come from anybody."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in str(value))
 
 
 class _FileHandler(logging.Handler):

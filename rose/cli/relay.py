@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from rose.errors import ClusterError, ConfigError
 from rose.logs import open_log
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Relay, Relayed
+from rose_transfer.store.roles import Role, hold_alone
 from rose_transfer.transport.access import client_tls, host_and_port, read_token, server_tls
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
@@ -42,7 +44,7 @@ def relay_command(options: RelayOptions) -> None:
     """Relay until SIGTERM, which ends it with status 0, or Ctrl-C.
 
     Raises ConfigError for what cannot be used, ClusterError for an address that cannot be bound, TransferError if
-    another process relays in the folder or the upstream does not accept the token.
+    another process relays in the folder, it is no relay's, or the upstream does not accept the token.
     """
     if (options.cert is None) != (options.key is None):
         raise ConfigError("--cert and --key go together", expected="both or none")
@@ -52,6 +54,8 @@ def relay_command(options: RelayOptions) -> None:
         raise ClusterError(
             f"{options.folder} cannot be made: {error.strerror}", to_do="choose another folder"
         ) from error
+    # Before the log is opened: in a folder of another role nothing is to change.
+    os.close(hold_alone(options.folder, Role.RELAY))
     with open_log(options.folder / "log.jsonl"):
         if not asyncio.run(_relay(options)):
             raise KeyboardInterrupt

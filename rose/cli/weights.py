@@ -79,7 +79,7 @@ def render_listing(rows: Sequence[VersionRow]) -> RenderableType:
         cells = (
             str(row.version),
             row.fingerprint[:FINGERPRINT_DIGITS],
-            ways or "passed through",
+            ways or ("lost" if row.joiner_bytes is None else "passed through"),
             "lost" if row.joiner_bytes is None else size(row.joiner_bytes),
             "?" if row.dense_bytes is None else size(row.dense_bytes),
             _times_smaller(row.dense_bytes, min(steps, default=None)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,32 @@ def test_a_version_that_cannot_be_had_is_listed_as_lost(rose: Any, folder: Path)
     (folder / "links" / "v000001-whole").unlink()
     assert all("lost" in row for row in words(rose("weights", "ls", folder).out)[1:])
     assert {row["joiner_bytes"] for row in json.loads(rose("weights", "ls", folder, "--json").out)} == {None}
+
+
+def test_versions_of_which_nothing_is_left_are_lost(rose: Any, folder: Path) -> None:
+    for path in (folder / "objects").iterdir():
+        path.write_bytes(b"")
+    listed = rose("weights", "ls", folder).out
+    assert listed.count("lost") == 2 * 3
+    assert "passed through" not in listed
+
+
+def test_what_the_library_says_is_a_plain_line_each_and_once(folder: Path) -> None:
+    os.mkfifo(folder / "versions" / "pi\npe\x1b[2J")
+    (folder / "versions" / "v000003").write_bytes(b"")
+    for arguments in (("ls",), ("verify",), ("diff", "1", "2")):
+        told = subprocess.run(
+            [sys.executable, "-m", "rose.cli.main", "weights", arguments[0], folder, *arguments[1:]],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            check=False,
+        )
+        assert sorted(line.partition("=")[0] for line in told.stderr.splitlines()) == [
+            "weight store: a file of the store counts as not there file",
+            "weight store: what is no file is passed over what",
+        ]
+        assert "\x1b" not in told.stderr
 
 
 def test_changes_are_counted_by_parameter_most_first(rose: Any, folder: Path) -> None:

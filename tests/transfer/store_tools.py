@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -49,3 +52,28 @@ def follow(store: StoreReader, steps: tuple[Step, ...], held: list[Bits] | None,
 def whole_files(folder: Path) -> set[str]:
     """Everything in a store but its lock, drafts included."""
     return {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file() and file.name != "lock"}
+
+
+def _socket(path: Path) -> None:
+    bound = socket.socket(socket.AF_UNIX)
+    here = os.open(path.parent, os.O_RDONLY)
+    # By the descriptor of the folder: a socket's address has room for a short path only.
+    bound.bind(f"/proc/self/fd/{here}/{path.name}")
+    os.close(here)
+    bound.close()
+
+
+def _link(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    elsewhere.write_bytes(b"of somebody")
+    path.symlink_to(elsewhere)
+
+
+STRANGERS: Mapping[str, Callable[[Path], None]] = {
+    "a folder": Path.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": _socket,
+    "a link": _link,
+    "a link to nothing": lambda path: path.symlink_to("/nowhere/at/all"),
+}
+"""What is no file, and how it comes to lie at a path."""

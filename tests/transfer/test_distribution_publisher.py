@@ -215,7 +215,7 @@ def test_a_publisher_goes_on_from_what_is_there_and_alone(memory_path: Path) -> 
             folder = memory_path / "store"
             async with WeightPublisher(folder, waits=here.waits) as publisher:
                 await publisher.publish(1, weights(1))
-                with pytest.raises(TransferError, match="another process writes"):
+                with pytest.raises(TransferError, match="this process writes to"):
                     WeightPublisher(folder, waits=here.waits)
             async with WeightPublisher(folder, waits=here.waits, serve=[here.serve()]) as publisher:
                 news = here.receiver(port_of(publisher)).subscribe()

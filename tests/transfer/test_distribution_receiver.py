@@ -9,6 +9,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from distribution_tools import PATIENT, Engine, free_port, line, offered, site, until
 from store_tools import PACKING, first_weights, moved
@@ -189,7 +190,7 @@ def test_one_receiver_at_a_time_in_a_folder(memory_path: Path) -> None:
     async def check() -> None:
         async with site(memory_path) as here:
             first = here.receiver(free_port(), "one")
-            with pytest.raises(TransferError, match=rf"another process fetches into .*one: process {os.getpid()}"):
+            with pytest.raises(TransferError, match=rf"this process fetches into .*one already: process {os.getpid()}"):
                 here.receiver(free_port(), "one")
             first.close()
             here.receiver(free_port(), "one")
@@ -237,6 +238,48 @@ def test_one_fetch_at_a_time(memory_path: Path) -> None:
             with pytest.raises(ContractError, match="closed while it fetches"):
                 receiver.close()
             await fetching
+        store.close()
+
+    asyncio.run(check())
+
+
+def test_what_cannot_be_asked_for_is_the_caller_s_fault_and_told_at_once(memory_path: Path) -> None:
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 3)
+        bits = store.fingerprint(2)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
+            receiver = here.receiver(port)
+            for start, whole, goal, told in (
+                (2, None, 3, "from version 2 with fingerprint None"),
+                (None, bits, 3, "from version None with fingerprint"),
+                (2, bits[:-1], 3, "64 hex digits"),
+                (2, bits, "3", "whole numbers"),
+                (2, bits, 3.0, "whole numbers"),
+                (2, bits, True, "whole numbers"),
+                (2, bits, -1, "whole numbers"),
+                (-1, bits, 3, "whole numbers"),
+            ):
+                with pytest.raises(ContractError, match=told):
+                    await receiver.fetch(start, whole, goal, deadline_s=PATIENT)  # type: ignore[arg-type]
+            fetched = await receiver.fetch(np.int64(2), bits, np.int64(3), deadline_s=PATIENT)  # type: ignore[arg-type]
+            assert (fetched.version, fetched.start_known) == (3, True)
+        store.close()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("named", ["all/0", BucketId("all", 99), ("all", 0)])
+def test_what_is_wanted_is_of_the_packing(memory_path: Path, named: object) -> None:
+    def wanted(_: Packing) -> set[BucketId]:
+        return {BucketId("all", 0), named}  # type: ignore[arg-type]
+
+    async def check() -> None:
+        store, _ = line(memory_path / "store", 1)
+        async with site(memory_path) as here, offered(here, store) as (_, port):
+            receiver = here.receiver(port, wanted=wanted)
+            with pytest.raises(ContractError, match="a bucket is wanted that is not in the packing") as found:
+                await receiver.fetch(None, None, 1, deadline_s=PATIENT)
+            assert repr(named) in str(found.value)
         store.close()
 
     asyncio.run(check())

@@ -264,7 +264,7 @@ def test_two_relays_in_one_folder(memory_path: Path) -> None:
     async def check() -> None:
         store, _ = line(memory_path / "store", 1)
         async with site(memory_path) as here, offered(here, store) as (_, port), here.relay(port):
-            with pytest.raises(TransferError, match=r"another process relays in .*: process"):
+            with pytest.raises(TransferError, match=r"this process relays in .*: process"):
                 Relay(here.client(port), memory_path / "relay", waits=here.waits, serve=[])
         store.close()
 

@@ -16,7 +16,7 @@ from transport_tools import TOKEN, Certificates, make_certificates
 from typer.testing import CliRunner
 
 from rose.cli.app import app
-from rose.errors import ConfigError, RoseError
+from rose.errors import ConfigError, RoseError, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Receiver
 from rose_transfer.distribution.outlet import Outlet
@@ -135,6 +135,18 @@ def test_what_cannot_be_used_is_said_before_anything_starts(
     ended = CliRunner().invoke(app, ["relay", *arguments])
     assert isinstance(ended.exception, ConfigError)
     assert what in str(ended.exception)
+
+
+def test_a_publisher_s_store_is_not_relayed_in_and_stays_as_it_is(memory_path: Path, token_file: Path) -> None:
+    store, _ = line(memory_path / "store", 2)
+    store.close()
+    before = {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()}
+    ended = CliRunner().invoke(
+        app, ["relay", "127.0.0.1:1", "--folder", str(store.folder), "--token-file", str(token_file)]
+    )
+    assert isinstance(ended.exception, TransferError)
+    assert "is a weight store, of a publisher or a relay; as a relay's folder it would lose" in str(ended.exception)
+    assert {path: path.read_bytes() for path in store.folder.rglob("*") if path.is_file()} == before
 
 
 def test_a_token_is_read_without_white_space_and_must_be_long_enough(tmp_path: Path) -> None:

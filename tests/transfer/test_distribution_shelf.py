@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_tools import STRANGERS
 
 from rose.errors import TransferError
 from rose_transfer.distribution.arrival import Arrival
@@ -80,6 +82,22 @@ def test_only_what_has_the_hash_of_its_key_is_kept(memory_path: Path) -> None:
     assert shelf.objects.read(KEY) == CONTENT
 
 
+@pytest.mark.parametrize("before", [None, b"damaged"])
+def test_what_had_all_arrived_when_its_process_died_is_here(memory_path: Path, before: bytes | None) -> None:
+    with closing(Shelf(memory_path, None)) as shelf:
+        land(shelf, KEY, CONTENT)
+    if before is not None:
+        (memory_path / "objects" / KEY).write_bytes(before)
+    with closing(Shelf(memory_path, None)) as shelf:
+        assert shelf.has(KEY)
+        assert shelf.objects.read(KEY) == CONTENT
+        assert list((memory_path / "arriving").iterdir()) == []
+        spoiled = object_key(b"spoiled")
+        land(shelf, spoiled, b"other bytes")
+        assert not shelf.has(spoiled)
+        assert shelf.arrival(spoiled, 100).complete_bytes == 0
+
+
 def test_what_a_loss_of_power_spoiled_is_not_here(memory_path: Path) -> None:
     shelf = Shelf(memory_path, None)
     keep(shelf, CONTENT)
@@ -136,7 +154,7 @@ def test_a_shelf_is_free_once_what_is_being_done_has_ended(memory_path: Path) ->
     doing = shelf.disk(KEY).submit(go_on.wait, 30.0)
     closing = threading.Thread(target=shelf.close)
     closing.start()
-    with pytest.raises(TransferError, match="another process fetches into"):
+    with pytest.raises(TransferError, match="this process fetches into"):
         Shelf(memory_path, None)
     go_on.set()
     closing.join(30.0)
@@ -186,3 +204,27 @@ def test_a_folder_that_is_a_store_is_refused(memory_path: Path) -> None:
     with pytest.raises(TransferError, match="is a weight store"):
         Shelf(memory_path, None)
     Store(memory_path).close()
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_what_is_no_file_is_passed_over_and_named_where_it_is_in_the_way(memory_path: Path, kind: str) -> None:
+    other = object_key(b"another object")
+    Shelf(memory_path / "shelf", None).close()
+    for name in (".draft-x", "old", KEY):
+        STRANGERS[kind](memory_path / "shelf" / "objects" / name)
+    for name in ("old", other):
+        STRANGERS[kind](memory_path / "shelf" / "arriving" / name)
+    with closing(Shelf(memory_path / "shelf", memory_path / "shelf" / "arriving")) as shelf:
+        assert not shelf.has(KEY)
+        assert not shelf.has(other), "nor linked from beside"
+        with pytest.raises(TransferError, match=f"{other} is a .*, not a file"):
+            shelf.arrival(other, 100)
+        keep(shelf, CONTENT[:100])
+        shelf.keep_only(())
+        assert shelf.objects.known() == ()
+        if kind == "a folder":
+            with pytest.raises(TransferError, match="cannot be taken into"):
+                keep(shelf, CONTENT)
+        else:
+            keep(shelf, CONTENT)
+            assert shelf.objects.read(KEY) == CONTENT

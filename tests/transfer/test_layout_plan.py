@@ -292,6 +292,35 @@ def test_what_crosses_the_link_does_not_grow_with_replicas() -> None:
     assert len({fingerprint(engine(replica, 1)) for replica in range(8)}) == 1
 
 
+def test_holders_of_one_name_are_told_apart_by_what_they_hold() -> None:
+    def engine(cut: int) -> list[Layout]:
+        parts = ((0, cut), (cut, MODEL["q"].shape[0]))
+        return [
+            Layout(
+                f"tp {rank}/2",
+                MODEL,
+                {"q": LocalTensor((end - start, 6), "bfloat16"), "norm": LocalTensor((6,), "float32")},
+                (
+                    Piece("q", Box((start, 0), (end - start, 6)), "q", 0, (6, 1)),
+                    dataclasses.replace(NORM, tensor="norm"),
+                ),
+            )
+            for rank, (start, end) in enumerate(parts)
+        ]
+
+    layouts = [*engine(2), *engine(3)]
+    for found in shard_classes(layouts):
+        for layout in layouts:
+            held = layout.by_parameter()
+            whole = [
+                any(region.box.intersect(piece.box) == region.box for piece in held[region.parameter])
+                for region in found.regions
+            ]
+            assert len(set(whole)) == 1, f"{layout.holder} holds a part of what others hold as a whole"
+    assert shard_classes([*engine(2), *engine(2)]) == shard_classes(engine(2))
+    assert [found.holders for found in shard_classes(engine(2))] == [("tp 0/2",), ("tp 0/2", "tp 1/2"), ("tp 1/2",)]
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from store_tools import PACKING, Bits, first_weights, follow, moved, publish_line, same, whole_files
+from store_tools import PACKING, STRANGERS, Bits, first_weights, follow, moved, publish_line, same, whole_files
 
 from rose.errors import TransferError
 from rose_transfer.codec import MalformedDelta, WrongBase
@@ -249,7 +249,7 @@ def test_everything_is_flushed_before_what_refers_to_it(
 def test_one_of_two_publishers_wins(tmp_path: Path) -> None:
     store = Store(tmp_path)
     history = publish_line(store, 2)
-    with pytest.raises(TransferError, match="another process writes"):
+    with pytest.raises(TransferError, match=r"this process writes to .* already"):
         Store(tmp_path)
     assert same(list(StoreReader(tmp_path).read(2)), history[2])
     store.close()
@@ -519,6 +519,7 @@ def test_a_closed_store_writes_nothing(tmp_path: Path) -> None:
     for write in writes:
         with pytest.raises(TransferError, match="was closed"):
             write()
+    store.leave_out(step.manifest, "found by a reader that goes on")
     assert whole_files(store.folder) == before
 
 
@@ -559,3 +560,88 @@ def test_a_version_whose_base_the_disk_has_lost_is_written_whole_from_memory(tmp
     store.collect(1)
     assert same(list(store.read(3)), history[3])
     assert verify(store) == ()
+
+
+def test_a_sound_way_in_the_place_of_a_damaged_one_stays_whoever_finds_the_damage_late(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    history = publish_line(store, 1)
+    (damaged,) = store.manifests()
+    store.leave_out(damaged, "found by one reader")
+    assert store.manifests() == ()
+    store.collect(1)
+    assert store.manifests() == (damaged,), "written anew, to the byte"
+    store.leave_out(damaged, "found by another one, who began before")
+    check(store, history)
+    store.close()
+    check(StoreReader(store.folder), history)
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_what_is_no_file_and_not_needed_is_passed_over_and_named(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]], caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    original, history = template
+    elsewhere = [f"objects/{'a' * 64}", "objects/.draft-x", "links/old", "links/.draft-x", "versions/\udcff"]
+    in_place = ["links/v000009-whole", "versions/v000009"]
+    for name in (*elsewhere, *in_place):
+        STRANGERS[kind](original / name)
+    reader = StoreReader(original)
+    assert len(verify(reader)) == len(in_place)
+    assert all(line.startswith(tuple(in_place)) and "not a file" in line for line in verify(reader))
+    store = Store(original)
+    assert store.recovered == Recovered()
+    for name in (*elsewhere, *in_place):
+        shown = str(original / name).replace("\udcff", r"\udcff")
+        assert sum(f"={shown} is" in line for line in caplog.messages) == 2, "by each who looks, once"
+        assert os.path.lexists(original / name)
+    assert all(same(list(store.read(version)), bits) for version, bits in history.items())
+    history[5] = moved(history[4], 0.02, 5)
+    store.publish(5, PACKING, history[5], base=4)
+    assert store.collect(1) == (1, 2, 3, 4)
+    assert same(list(store.read(5)), history[5])
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_what_is_no_file_where_one_is_needed_is_damage(
+    tmp_path: Path, template: tuple[Path, dict[int, list[Bits]]], kind: str
+) -> None:
+    original, history = template
+    reader, store = StoreReader(original), Store(original)
+    (found,) = (found for found in store.manifests() if found.version == 4)
+    for path in (
+        original / "objects" / found.buckets[0].key,
+        original / "links" / "v000003-from-v000002",
+        original / "versions" / "v000002",
+    ):
+        path.unlink()
+        STRANGERS[kind](path)
+    assert not store.is_linked(next(found for found in reader.manifests() if found.version == 3))
+    found_wrong = verify(StoreReader(original))
+    assert any("not there whole" in line for line in found_wrong)
+    assert sum("not a file" in line for line in found_wrong) == 2
+    assert same(list(store.read(1)), history[1])
+    with pytest.raises(TransferError, match="no way leads to version 4"):
+        list(store.read(4))
+
+
+def test_a_draft_that_cannot_be_removed_is_in_nobody_s_way(
+    tmp_path: Path,
+    template: tuple[Path, dict[int, list[Bits]]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, history = template
+    draft = original / "objects" / ".draft-of-somebody"
+    draft.write_bytes(b"half")
+    real = os.unlink
+
+    def unlink(path: Path) -> None:
+        if path == draft:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        real(path)
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    store = Store(original)
+    assert any(str(draft) in line and "cannot be removed" in line for line in caplog.messages)
+    assert store.recovered == Recovered()
+    assert same(list(store.read(4)), history[4])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_a_folder_is_refused_in_another_role_and_nothing_in_it_changes(
 ) -> None:
     held, wanted = Role(first), Role(second)
     close = ROLES[first](memory_path)
-    with pytest.raises(TransferError, match=f"another process {held.does}.*process {os.getpid()}") as found:
+    with pytest.raises(TransferError, match=f"this process {held.does}.*process {os.getpid()}") as found:
         ROLES[second](memory_path)
     assert wanted.folder in str(found.value)
     close()
@@ -78,10 +79,65 @@ def test_a_folder_is_refused_in_another_role_and_nothing_in_it_changes(
 @pytest.mark.parametrize("role", ROLES)
 def test_two_of_one_role_do_not_share_a_folder(memory_path: Path, role: str) -> None:
     close = ROLES[role](memory_path)
-    with pytest.raises(TransferError, match=f"another process {Role(role).does}.*one at a time"):
+    with pytest.raises(TransferError, match=f"this process {Role(role).does}.*one at a time"):
         ROLES[role](memory_path)
     close()
     ROLES[role](memory_path)()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_forked_process_that_lives_on_does_not_hold_the_folder(memory_path: Path, role: str) -> None:
+    close = ROLES[role](memory_path)
+    begun, beginning = os.pipe()
+    end, ending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ending)
+        os.write(beginning, b"!")
+        os.read(end, 1)
+        os._exit(0)
+    assert os.read(begun, 1) == b"!"
+    close()
+    ROLES[role](memory_path)()
+    os.close(ending)
+    assert os.waitpid(child, 0)[1] == 0
+    for descriptor in (begun, beginning, end):
+        os.close(descriptor)
+
+
+def test_a_store_is_closed_in_a_forked_process_and_open_in_its_own(memory_path: Path) -> None:
+    with closing(Store(memory_path)) as store:
+        history = publish_line(store, 2)
+        child = os.fork()
+        if child == 0:
+            try:
+                store.retire(1)
+            except TransferError as error:
+                store.close()
+                os._exit(0 if "was closed" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        with pytest.raises(TransferError, match=r"this process writes to .* already"):
+            Store(memory_path)
+        assert store.retire(1) == (1,)
+        assert same(list(store.read(2)), history[2])
+
+
+def test_a_lock_of_another_process_with_our_number_is_not_taken_for_ours(memory_path: Path) -> None:
+    """As in another container, or of one that was forked by what is not Python."""
+    (memory_path / "lock").write_text(f"{os.getpid()} store\n")
+    holder = subprocess.Popen(
+        ["flock", "--exclusive", memory_path / "lock", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    holder.stdin.write(b"held\n")
+    holder.stdin.flush()
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(TransferError, match=r"another process writes to .* of another container, or"):
+        Store(memory_path)
+    holder.communicate()
 
 
 def test_what_has_arrived_outlives_a_store_that_is_opened_there(memory_path: Path) -> None:

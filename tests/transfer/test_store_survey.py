@@ -10,7 +10,7 @@ from store_tools import PACKING, Bits, moved, publish_line
 
 from rose.errors import TransferError
 from rose_transfer.store import Store, StoreReader, reader
-from rose_transfer.store.survey import listing, verify
+from rose_transfer.store.survey import diff, listing, verify
 
 VERSIONS = 7
 
@@ -97,6 +97,41 @@ def test_damage_is_found_although_each_look_is_overtaken(
     found = verify(looking)
     assert any(line.startswith(f"version {VERSIONS}: ") for line in found)
     assert not any(line.startswith(f"version {VERSIONS - 1}: ") for line in found)
+
+
+def test_versions_are_compared_although_the_ways_to_them_are_replaced(
+    store: Store, overtake: Callable[[], None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = diff(store, 1, VERSIONS)
+    looking = StoreReader(store.folder)
+    each_reading_is_overtaken(monkeypatch, overtake)
+    assert diff(looking, 1, VERSIONS) == expected
+    assert store.versions() == (1, VERSIONS - 1, VERSIONS)
+    assert caplog.messages == []
+
+
+def test_a_version_that_is_retired_while_it_is_compared_is_not_told_as_damaged(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    looking = StoreReader(store.folder)
+    each_reading_is_overtaken(monkeypatch, lambda: store.collect(1))
+    with pytest.raises(TransferError, match="version 2 was retired meanwhile"):
+        diff(looking, 2, VERSIONS)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("overtaken", [True, False])
+def test_a_version_that_is_lost_is_told_as_lost_when_it_is_compared(
+    store: Store, overtake: Callable[[], None], monkeypatch: pytest.MonkeyPatch, overtaken: bool
+) -> None:
+    (last,) = store.steps(VERSIONS - 1, VERSIONS)
+    damaged = store.folder / "objects" / max(last.manifest.buckets, key=lambda entry: entry.encoded_bytes).key
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
+    looking = StoreReader(store.folder)
+    if overtaken:
+        each_reading_is_overtaken(monkeypatch, overtake)
+    with pytest.raises(TransferError, match=f"no way leads to version {VERSIONS}"):
+        diff(looking, 1, VERSIONS)
 
 
 def test_a_store_that_never_rests_is_told_of(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

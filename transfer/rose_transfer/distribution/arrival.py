@@ -16,7 +16,7 @@ import struct
 from pathlib import Path
 
 from rose.errors import TransferError
-from rose_transfer.store.files import disk_trouble
+from rose_transfer.store.files import check_file, disk_trouble
 
 _TRAILER = struct.Struct("<QQ")
 
@@ -63,6 +63,7 @@ class Arrival:
     def _look(self) -> tuple[int, int]:
         with disk_trouble(f"{self._path} cannot be read"):
             try:
+                check_file(self._path)
                 with self._path.open("rb") as file:
                     whole = os.fstat(file.fileno()).st_size - _TRAILER.size
                     if whole < 0:

@@ -28,6 +28,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rose.errors import ContractError, TransferError
@@ -45,8 +46,8 @@ from rose_transfer.distribution.following import (
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import Subscription, log
-from rose_transfer.distribution.way import WayAsk
-from rose_transfer.store import NoRoom, manifest
+from rose_transfer.distribution.way import WayAsk, ask_of
+from rose_transfer.store import BucketId, NoRoom, Packing, manifest
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 
 _WAYS_MAX = 5
@@ -72,7 +73,8 @@ class Fetched:
 class Receiver:
     """Pulls from what `client` is connected to into `folder`, which is its own until `close`. From one event loop.
 
-    `wanted` names the buckets of a packing that are needed, None for all; it is called in a thread. What lies in the
+    `wanted` names the buckets of a packing that are needed, None for all; it is called in a thread, and what it raises
+    is raised by `fetch`, as is ContractError for what it names and the packing has not. What lies in the
     folder of objects `beside`, on the same disk, is linked and not fetched. A server may hold the question for news for
     `watch_s` seconds; so long it takes at most to notice a trainer that counts from the beginning again.
     `received_bytes` counts the payload of all fetches, those that failed included.
@@ -93,7 +95,7 @@ class Receiver:
         self._client = client
         self._shelf = Shelf(folder, beside)
         self._waits = waits
-        self._wanted = wanted
+        self._wanted = None if wanted is None else partial(_buckets, wanted)
         self._watch_s = watch_s
         self._fetching = False
         self.received_bytes = 0
@@ -125,7 +127,19 @@ class Receiver:
 
         One at a time. Raises ObjectMissing if the goal is not kept upstream: take the newest. NoRoom, Refused,
         DeadlineExceeded, or TransferError if every way was damaged; what had arrived stays for the next attempt.
+        ContractError where what is held or wanted cannot be asked for.
         """
+        ask = WayAsk(goal, start, start_fingerprint, secrets.token_hex(16))
+        if (start is None) != (start_fingerprint is None):
+            raise ContractError(
+                f"a fetch from version {start} with fingerprint {start_fingerprint}",
+                expected="both of what is held, or None for both",
+            )
+        if ask_of(ask.key) != ask:
+            raise ContractError(
+                f"a fetch from version {start!r} with fingerprint {start_fingerprint!r} to version {goal!r}",
+                expected="whole numbers from 0 to below 2^63, and 64 hex digits",
+            )
         if self._fetching:
             raise ContractError("a fetch is under way", expected="one at a time for each receiver")
         if self._shelf.closed:
@@ -140,7 +154,7 @@ class Receiver:
         )
         self._fetching = True
         try:
-            return await self._fetch(following, WayAsk(goal, start, start_fingerprint, secrets.token_hex(16)))
+            return await self._fetch(following, ask)
         finally:
             self._fetching = False
             self.received_bytes += following.received_bytes
@@ -187,3 +201,15 @@ class Receiver:
             for key, _ in kept.steps:
                 needed |= {key, *manifest.from_bytes(self._shelf.objects.read(key)).object_keys()}
         self._shelf.keep_only(needed)
+
+
+def _buckets(wanted: Wanted, packing: Packing) -> frozenset[BucketId]:
+    """What is wanted of a packing. Raises ContractError if that is no bucket of it: nothing would come of it."""
+    named = frozenset(wanted(packing))
+    unknown = named.difference(bucket.bucket_id for bucket in packing.buckets)
+    if unknown:
+        raise ContractError(
+            f"a bucket is wanted that is not in the packing: {next(iter(unknown))!r}",
+            expected="ids of its buckets, as BucketId",
+        )
+    return named

@@ -5,7 +5,8 @@
     lock               held by the one that uses the folder
 
 Invariants
-- One at a time uses a folder: what another one maps and this one truncates would kill both.
+- One at a time uses a folder: what another one maps and this one truncates would kill both. In a process that was
+  forked from that one the shelf is closed.
 - What `has` says is here was compared with its key just now: a loss of power, or a disk that fails, spoils what it
   likes.
 - An object is taken in by a rename: a killed process leaves it here or there, never in between.
@@ -25,12 +26,14 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rose.logs import logger
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.store import LostObject, Objects
-from rose_transfer.store.files import disk_trouble
+from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_in, strangers_in
 from rose_transfer.store.objects import is_key
-from rose_transfer.store.roles import Role, hold_alone
+from rose_transfer.store.roles import Role, hold_alone, is_held
 
+log = logger("weights")
 _DISK_THREADS = 4
 
 
@@ -48,6 +51,9 @@ class Shelf:
             with disk_trouble(f"{folder} cannot be used for what arrives"):
                 for made in (self.objects_folder, self._arriving):
                     made.mkdir(exist_ok=True)
+                for folder in (self.objects_folder, self._arriving):
+                    for what in strangers_in(folder).values():
+                        log.warning("what is no file is passed over", what=what)
             self.objects = Objects(self.objects_folder)
             self.objects.remove_drafts()
         except BaseException:
@@ -62,13 +68,13 @@ class Shelf:
         """Let another one use the folder, once what is being done with objects has ended. What is here stays."""
         for disk in self._disks:
             disk.shutdown()
-        if self._lock >= 0:
+        if not self.closed:
             os.close(self._lock)
             self._lock = -1
 
     @property
     def closed(self) -> bool:
-        return self._lock < 0
+        return not is_held(self._lock)
 
     def disk(self, key: str) -> ThreadPoolExecutor:
         """Does one thing after the other with that object; others may be in other threads."""
@@ -86,9 +92,15 @@ class Shelf:
 
     def has(self, key: str) -> bool:
         """Whether the object is here; a damaged one is not. Raises TransferError if the disk fails."""
-        if not self.objects.has(key):
-            return self._beside is not None and is_key(key) and self._link(self._beside / key)
-        return _hash_of(self.objects_folder / key) == key
+        if not is_key(key):
+            return False
+        if _hash_of(self.objects_folder / key) == key:
+            return True
+        # Who fetched it may have died behind its last byte.
+        if self._link(self._arriving / key):
+            self._drop_arriving(key)
+            return True
+        return self._beside is not None and self._link(self._beside / key)
 
     def arrival(self, key: str, bytes_max: int) -> Arrival:
         """Where the object of that key is fetched into."""
@@ -96,12 +108,8 @@ class Shelf:
 
     def take(self, key: str) -> None:
         """Keep what has arrived whole. Raises LostObject, and removes it, if its hash is another, or TransferError."""
-        arrived = self._arriving / key
-        sound = _hash_of(arrived) == key
-        if sound:
-            self.objects.adopt(arrived)
-        with disk_trouble(f"{arrived} cannot be removed"):
-            arrived.unlink(missing_ok=True)
+        sound = self._link(self._arriving / key)
+        self._drop_arriving(key)
         if not sound:
             raise LostObject(f"what was received is not object {key[:12]}", to_do="get it again, or from elsewhere")
 
@@ -111,15 +119,20 @@ class Shelf:
         Files that are not of a shelf stay.
         """
         with disk_trouble(f"{self._arriving} cannot be tidied"):
-            arriving = [path.name for path in self._arriving.iterdir() if is_key(path.name)]
-        for key in (*self.objects.known(), *arriving):
+            arriving = {name for name, _ in files_in(self._arriving) if is_key(name)}
+        for key in arriving.union(self.objects.known()):
             with self._guard:
                 if key not in needed and key not in self._in_use:
                     self.objects.remove(key)
-                    with disk_trouble(f"{self._arriving} cannot be tidied"):
-                        (self._arriving / key).unlink(missing_ok=True)
+                    if key in arriving:
+                        self._drop_arriving(key)
+
+    def _drop_arriving(self, key: str) -> None:
+        with disk_trouble(f"{self._arriving} cannot be tidied"):
+            (self._arriving / key).unlink(missing_ok=True)
 
     def _link(self, path: Path) -> bool:
+        """Take in what lies at `path`, if it has the hash of its name."""
         sound = _hash_of(path) == path.name
         if sound:
             self.objects.adopt(path)
@@ -127,10 +140,11 @@ class Shelf:
 
 
 def _hash_of(path: Path) -> str | None:
-    """None if there is no such file any more."""
+    """None if there is no such file, or not any more."""
     with disk_trouble(f"{path} cannot be read"):
         try:
+            check_file(path)
             with path.open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotAFile):
             return None

@@ -14,6 +14,7 @@ from rose.errors import TransferError
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.coverage import cover
 from rose_transfer.layout.layout import Layout
+from rose_transfer.layout.layout_json import fingerprint
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -80,19 +81,31 @@ def check_engine(layouts: Sequence[Layout]) -> tuple[str, ...]:
 def shard_classes(layouts: Sequence[Layout]) -> tuple[ShardClass, ...]:
     """Cut everything that any layout holds into classes; each element is in exactly one.
 
-    Classes and regions come in a fixed order. A holder that keeps an element twice counts once.
+    Classes and regions come in a fixed order. A holder that keeps an element twice counts once; where several of one
+    name hold different things, as ranks of different engines may, their fingerprints are part of their names.
     """
     held: dict[str, dict[Box, set[str]]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
-    for layout in layouts:
+    for holder, layout in zip(_names(layouts), layouts, strict=True):
         for piece in layout.pieces:
-            held.setdefault(piece.parameter, {}).setdefault(piece.box, set()).add(layout.holder)
+            held.setdefault(piece.parameter, {}).setdefault(piece.box, set()).add(holder)
             shapes[piece.parameter] = layout.parameters[piece.parameter].shape
     regions: dict[tuple[str, ...], list[Region]] = {}
     for name, boxes in sorted(held.items()):
         for box, holders in sorted(_cut(shapes[name], boxes)):
             regions.setdefault(holders, []).append(Region(name, box))
     return tuple(ShardClass(holders, tuple(found)) for holders, found in sorted(regions.items()))
+
+
+def _names(layouts: Sequence[Layout]) -> list[str]:
+    """A name for each, the same one only for layouts that are equal."""
+    of_name: dict[str, list[Layout]] = {}
+    for layout in layouts:
+        of_name.setdefault(layout.holder, []).append(layout)
+    ambiguous = {name for name, of_one in of_name.items() if any(other != of_one[0] for other in of_one)}
+    return [
+        f"{layout.holder} {fingerprint(layout)}" if layout.holder in ambiguous else layout.holder for layout in layouts
+    ]
 
 
 def _cut(shape: tuple[int, ...], boxes: dict[Box, set[str]]) -> list[tuple[Box, tuple[str, ...]]]:

@@ -3,6 +3,9 @@
 A file is written beside under a draft's name, flushed, then renamed. A writer that dies leaves a draft, never half of
 a file under its name. A new name is safe from a loss of power once its folder has been flushed too.
 
+What is no file is passed over, whatever its name: a folder, a pipe that nobody writes to, a link to elsewhere. It is
+not opened, for that may wait for ever, and goes only where a file of its name is written: nobody here has made it.
+
 The functions here raise OSError; `disk_trouble` makes a TransferError of it.
 """
 
@@ -11,18 +14,33 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from rose.errors import TransferError
+from rose.logs import logger
 
+log = logger("weight store")
 Bytes = bytes | bytearray | memoryview
 DRAFT_PREFIX = ".draft-"
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class NoRoom(TransferError):
     """The disk, or what the store may use of it, is full. Nothing of what was to be written is left."""
+
+
+class NotAFile(OSError):
+    """Something else lies where a file should."""
 
 
 @contextlib.contextmanager
@@ -32,7 +50,24 @@ def disk_trouble(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        raise (NoRoom if full else TransferError)(f"{doing}: {error}", to_do="look at the disk") from error
+        forbidden = error.errno in (errno.EACCES, errno.EPERM)
+        to_do = "look at whose it is, and at its mode" if forbidden else "look at the disk"
+        raise (NoRoom if full else TransferError)(f"{doing}: {error}", to_do=to_do) from error
+
+
+def check_file(path: Path) -> None:
+    """To be asked before `path` is opened. Raises NotAFile, FileNotFoundError if nothing is there."""
+    mode = stat.S_IFMT(path.lstat().st_mode)
+    if mode != stat.S_IFREG:
+        raise NotAFile(f"{path} is {_KINDS[mode]}, not a file")
+
+
+def is_file(path: Path) -> bool:
+    try:
+        check_file(path)
+    except (NotAFile, FileNotFoundError):
+        return False
+    return True
 
 
 def write_whole(path: Path, data: Bytes) -> None:
@@ -64,6 +99,7 @@ def flush_folder(folder: Path) -> None:
 
 def flush_file(path: Path) -> int:
     """Make the bytes of a file outlast a loss of power. Returns how many there are."""
+    check_file(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -77,13 +113,35 @@ def files_in(folder: Path) -> Iterator[tuple[str, int]]:
     with os.scandir(folder) as found:
         names = sorted(entry.name for entry in found if not entry.name.startswith(DRAFT_PREFIX))
     for name in names:
+        with contextlib.suppress(FileNotFoundError, NotAFile):
+            check_file(folder / name)
+            yield name, (folder / name).lstat().st_size
+
+
+def strangers_in(folder: Path) -> dict[str, str]:
+    """Of everything in a folder that is no file, what it is, by its name."""
+    with os.scandir(folder) as found:
+        names = sorted(entry.name for entry in found)
+    strangers: dict[str, str] = {}
+    for name in names:
         with contextlib.suppress(FileNotFoundError):
-            yield name, (folder / name).stat().st_size
+            try:
+                check_file(folder / name)
+            except NotAFile as error:
+                strangers[name] = str(error)
+    return strangers
 
 
 def remove_drafts(folder: Path) -> int:
     """Remove what writers that died have left, and say how many. No other writer may be at work."""
-    drafts = list(folder.glob(f"{DRAFT_PREFIX}*"))
-    for draft in drafts:
-        draft.unlink(missing_ok=True)
-    return len(drafts)
+    removed = 0
+    for draft in folder.glob(f"{DRAFT_PREFIX}*"):
+        if is_file(draft):
+            try:
+                draft.unlink()
+            except OSError as error:
+                # It takes room, and is in nobody's way.
+                log.warning("what a writer that died has left cannot be removed", file=str(draft), why=str(error))
+            else:
+                removed += 1
+    return removed

@@ -25,10 +25,13 @@ from rose_transfer.store.files import (
     DRAFT_PREFIX,
     Bytes,
     NoRoom,
+    NotAFile,
+    check_file,
     disk_trouble,
     files_in,
     flush_file,
     flush_folder,
+    is_file,
     remove_drafts,
     write_whole,
 )
@@ -101,13 +104,15 @@ class Objects:
             return tuple(self._sizes)
 
     def has(self, key: str) -> bool:
-        return is_key(key) and (self._folder / key).is_file()
+        return is_key(key) and is_file(self._folder / key)
 
     def size_bytes(self, key: str) -> int | None:
         """Size of an object, None if there is none; its bytes are not looked at. Raises TransferError."""
+        path = self._path(key)
         try:
-            return self._path(key).stat().st_size
-        except FileNotFoundError:
+            check_file(path)
+            return path.lstat().st_size
+        except (FileNotFoundError, NotAFile):
             return None
         except OSError as error:
             raise TransferError(f"object {key[:12]} cannot be looked at: {error}") from error
@@ -148,7 +153,7 @@ class Objects:
         key = path.name
         placed = self._path(key)
         with disk_trouble(f"object {key[:12]} cannot be taken into {self._folder}"):
-            if placed.exists() and os.path.samefile(path, placed):
+            if is_file(placed) and os.path.samefile(path, placed):
                 return
             size = flush_file(path)
             earlier = self._reserve(key, size)
@@ -164,12 +169,14 @@ class Objects:
 
     def read(self, key: str) -> bytes:
         """All bytes of an object. Raises LostObject, or TransferError if the disk fails."""
+        path = self._path(key)
         try:
-            data = self._path(key).read_bytes()
+            check_file(path)
+            data = path.read_bytes()
         except FileNotFoundError as error:
             raise _lost(key) from error
         except OSError as error:
-            damaged = LostObject if error.errno == errno.EIO else TransferError
+            damaged = LostObject if isinstance(error, NotAFile) or error.errno == errno.EIO else TransferError
             raise damaged(f"object {key[:12]} cannot be read: {error}", to_do="get it again") from error
         if object_key(data) != key:
             raise LostObject(f"the bytes of object {key[:12]} are not what they were", to_do="get it again")
@@ -177,9 +184,11 @@ class Objects:
 
     def open(self, key: str) -> OpenObject:
         """For reading in parts. Raises LostObject if there is none, or TransferError."""
+        path = self._path(key)
         try:
-            return OpenObject(self._path(key))
-        except FileNotFoundError as error:
+            check_file(path)
+            return OpenObject(path)
+        except (FileNotFoundError, NotAFile) as error:
             raise _lost(key) from error
         except OSError as error:
             raise TransferError(f"object {key[:12]} cannot be opened: {error}") from error
@@ -278,13 +287,14 @@ def _holds(path: Path, data: Bytes) -> bool:
     """Whether the file has these bytes; a damaged one has not, and is written again."""
     view = memoryview(data).cast("B")
     try:
+        check_file(path)
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size != len(view):
                 return False
             # Two `bytes` compare as fast as memory is read, memoryviews element by element.
             parts = range(0, len(view), _COMPARED_BYTES)
             return all(file.read(_COMPARED_BYTES) == bytes(view[at : at + _COMPARED_BYTES]) for at in parts)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotAFile):
         return False
 
 

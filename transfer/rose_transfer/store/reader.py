@@ -17,6 +17,7 @@ called from several threads: what they look things up in is replaced, never chan
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from rose.logs import logger
 from rose_transfer.codec import Delta, MalformedDelta, WrongBase, from_wire
 from rose_transfer.store import chain, manifest, packing
 from rose_transfer.store.chain import Link
-from rose_transfer.store.files import disk_trouble, files_in
+from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_in, strangers_in
 from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject, Objects
 from rose_transfer.store.packing import Packing
@@ -41,6 +42,8 @@ Bits = NDArray[np.unsignedinteger[Any]]
 Ends = tuple[int, int | None]
 """Version and base of a link: two manifests with the same ends do not exist at a time."""
 _SCANS_MAX = 100
+_NAME = re.compile(r"v[0-9]{6,}(-whole|-from-v[0-9]{6,})?")
+"""What a mark or a link is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +66,12 @@ class StoreReader:
         self.objects = Objects(folder / "objects")
         self._packings: dict[str, Packing] = {}
         self._guard = threading.Lock()
+        self.not_counted: Mapping[str, str] = {}
+        self._strangers: Mapping[str, str] = {}
         self.scan()
 
     def scan(self) -> None:
-        """Look at the folder anew; `not_counted` says then what counts as not there, a line for each file.
+        """Look at the folder anew; `not_counted` says then by its name which file counts as not there, and why.
 
         Where a writer has gone on meanwhile, a way and what took its place may both have been missed: then once more.
 
@@ -74,10 +79,10 @@ class StoreReader:
         """
         before = self._names()
         for _ in range(_SCANS_MAX):
-            self._scan()
+            not_counted = self._scan()
             after = self._names()
             if after == before:
-                return
+                return self._tell(not_counted)
             before = after
         raise TransferError(
             f"the store in {self.folder} changes faster than it can be looked at", to_do="try it again in a while"
@@ -88,8 +93,9 @@ class StoreReader:
         link = self._links_folder / link_name(found.version, found.base)
         with disk_trouble(f"{link} cannot be read"):
             try:
+                check_file(link)
                 return link.read_bytes() == found.key.encode()
-            except FileNotFoundError:
+            except (FileNotFoundError, NotAFile):
                 return False
 
     def _names(self) -> tuple[str, ...]:
@@ -97,15 +103,28 @@ class StoreReader:
         with disk_trouble(f"{self.folder} cannot be read"):
             return tuple(f"{folder.name}/{name}" for folder in folders for name, _ in files_in(folder))
 
-    def _scan(self) -> None:
+    def _tell(self, not_counted: Mapping[str, str]) -> None:
+        """Say of each file once what counts as not there, and what is no file."""
+        strangers: dict[str, str] = {}
+        for folder in (self._versions_folder, self._links_folder, self.objects.folder):
+            with disk_trouble(f"{folder} cannot be read"):
+                strangers |= {f"{folder.name}/{name}": why for name, why in strangers_in(folder).items()}
+        for name in sorted(strangers.keys() - self._strangers.keys()):
+            log.warning("what is no file is passed over", what=strangers[name])
+        for name in sorted(not_counted.keys() - self.not_counted.keys()):
+            log.warning("a file of the store counts as not there", file=name, why=not_counted[name])
+        spoiled = {name: why for name, why in strangers.items() if _NAME.fullmatch(name.partition("/")[2])}
+        self._strangers, self.not_counted = strangers, {**not_counted, **spoiled}
+
+    def _scan(self) -> dict[str, str]:
+        """See what is there. Returns what counts as not there, and why."""
         marks: dict[int, str] = {}
-        not_counted: list[str] = []
+        not_counted: dict[str, str] = {}
         for name, data in _contents(self._versions_folder):
             try:
                 version, whole = manifest.mark_from_bytes(data)
             except TransferError as error:
-                log.warning("the mark of a version is damaged", file=name, why=str(error))
-                not_counted.append(f"versions/{name}: {error}")
+                not_counted[f"versions/{name}"] = str(error)
                 continue
             if name == mark_name(version):
                 marks[version] = whole
@@ -116,13 +135,12 @@ class StoreReader:
                 found = manifest.from_bytes(self.objects.read(data.decode("ascii", "replace")))
                 self._check(found, name, known)
             except TransferError as error:
-                log.warning("a manifest counts as not there", file=name, why=str(error))
-                not_counted.append(f"links/{name}: {error}")
+                not_counted[f"links/{name}"] = str(error)
                 continue
             manifests[found.version, found.base] = found
         with self._guard:
             self._marks, self._manifests = marks, manifests
-            self.not_counted = tuple(not_counted)
+        return not_counted
 
     def versions(self) -> tuple[int, ...]:
         """The versions that are kept, oldest first."""
@@ -217,9 +235,18 @@ class StoreReader:
         return delta_of(found, entry, self.objects.read(entry.key))
 
     def leave_out(self, damaged: Manifest, why: str) -> None:
-        """Go other ways from now on: an object of this manifest could not be read, or was not what it should be."""
-        log.warning("a way to a version is damaged", version=damaged.version, base=str(damaged.base), why=why)
-        self._change_manifests(without={(damaged.version, damaged.base)})
+        """Go other ways from now on: an object of this manifest could not be read, or was not what it should be.
+
+        What has taken its place meanwhile stays. What the writer itself has removed meanwhile is not told as damage.
+        """
+        if self.has_way(damaged):
+            self._change_manifests(without={(damaged.version, damaged.base)})
+            if self.is_linked(damaged):
+                log.warning("a way to a version is damaged", version=damaged.version, base=str(damaged.base), why=why)
+
+    def has_way(self, found: Manifest) -> bool:
+        """Whether this very one of `manifests` is gone by still; an equal one may have been written anew since."""
+        return self._manifests.get((found.version, found.base)) is found
 
     def _change_manifests(self, *more: Manifest, without: Collection[Ends] = ()) -> None:
         with self._guard:

@@ -6,6 +6,8 @@ Invariants
 - A folder that one role has used is refused to every other one: each removes what it has not put there itself.
 - A folder with objects of nobody that is known is refused to all.
 - Of two that open a folder at once, whatever their roles, one gets it. The lock ends with its process.
+- A process that was forked in Python from the one that holds a folder does not hold it: it may outlive that one, as a
+  worker that loads data does, and what it inherited is not for two to write with.
 """
 
 from __future__ import annotations
@@ -54,8 +56,13 @@ _MARKS = {"versions": Role.STORE, "arriving": Role.RECEIVER}
 """Folders within, by which one is known whose lock does not say it: it was copied, or there was no room to write it."""
 
 
+_File = tuple[int, int]
+_held: dict[int, _File] = {}
+"""The locks of this process, by descriptor: by the file they are one can tell those that were closed meanwhile."""
+
+
 def hold_alone(folder: Path, role: Role) -> int:
-    """Make `folder`, and lock it until the descriptor is closed, here and in the processes forked without exec.
+    """Make `folder`, and lock it until the descriptor is closed.
 
     Nothing else is changed in it. Raises TransferError that names both roles where it is in use, or of another role.
     """
@@ -63,16 +70,14 @@ def hold_alone(folder: Path, role: Role) -> int:
     with disk_trouble(f"{path} cannot be locked"):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Who had this number has closed it.
+        _held.pop(descriptor, None)
         try:
             holder, told = _read(descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise TransferError(
-                    f"another process {(told or role).does} {folder}" + (f": process {holder}" if holder else ""),
-                    expected=f"one at a time, and {role.folder}",
-                    to_do="end it, or use another folder",
-                ) from error
+                raise _in_use(folder, role, told or role, holder, _file(descriptor)) from error
             _check_role(folder, _read(descriptor)[1], role)
             # A disk that is full may still be held, namelessly.
             with contextlib.suppress(OSError):
@@ -80,7 +85,48 @@ def hold_alone(folder: Path, role: Role) -> int:
         except BaseException:
             os.close(descriptor)
             raise
+        _held[descriptor] = _file(descriptor)
     return descriptor
+
+
+def is_held(descriptor: int) -> bool:
+    """Whether that is a lock of this process, neither closed nor inherited from the process it was forked from."""
+    try:
+        return descriptor in _held and _held[descriptor] == _file(descriptor)
+    except OSError:
+        return False
+
+
+def _let_go_of_inherited() -> None:
+    for descriptor in filter(is_held, tuple(_held)):
+        # Whoever has the number closes it some day: it must not be that of another file by then.
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        os.dup2(nothing, descriptor, inheritable=False)
+        os.close(nothing)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_of_inherited)
+
+
+def _file(descriptor: int) -> _File:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def _in_use(folder: Path, role: Role, told: Role, holder: str, file: _File) -> TransferError:
+    if any(is_held(descriptor) for descriptor, held in tuple(_held.items()) if held == file):
+        who, to_do = f"this process {told.does} {folder} already: process {holder}", "close what does"
+    elif holder == str(os.getpid()):
+        # Process ids repeat from container to container; what forks without Python keeps what it inherits.
+        who = (
+            f"another process {told.does} {folder}: process {holder} of another container, or one that this one forked"
+        )
+        to_do = "end it"
+    else:
+        who = f"another process {told.does} {folder}" + (f": process {holder}" if holder else "")
+        to_do = "end it"
+    return TransferError(who, expected=f"one at a time, and {role.folder}", to_do=f"{to_do}, or use another folder")
 
 
 def _read(descriptor: int) -> tuple[str, Role | None]:

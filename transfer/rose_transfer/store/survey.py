@@ -9,6 +9,7 @@ import numpy as np
 
 from rose.errors import TransferError
 from rose_transfer.store import chain
+from rose_transfer.store.packing import Packing
 from rose_transfer.store.reader import StoreReader
 
 
@@ -71,7 +72,7 @@ def _wrong(store: StoreReader, among: Collection[str] | None = None) -> tuple[di
     And whether the writer has meanwhile removed a way that could not be read: it may have put another in its place.
     """
     scanned = store.manifests()
-    wrong = {line: line for line in store.not_counted}
+    wrong = {name: f"{name}: {why}" for name, why in store.not_counted.items()}
     for found in scanned:
         for entry in found.buckets:
             thing = f"{entry.bucket_id} of {found.key}"
@@ -94,13 +95,36 @@ def _wrong(store: StoreReader, among: Collection[str] | None = None) -> tuple[di
 
 
 def diff(store: StoreReader, old: int, new: int) -> tuple[ParameterChange, ...]:
-    """What changed by parameter, in the order in which these lie in buckets.
+    """What changed by parameter, in the order in which these lie in buckets. A writer may go on meanwhile.
 
-    Raises TransferError if a version is not kept or lost, or the two are packed in different ways.
+    Raises TransferError if a version is not kept, was retired meanwhile or is lost, or the two are packed in different
+    ways.
     """
-    packing = store.packing(new)
-    if store.packing(old) != packing:
-        raise TransferError(f"versions {old} and {new} are packed in different ways", expected="the same parameters")
+    compared = {version: store.fingerprint(version) for version in (old, new)}
+    while True:
+        ways = set(store.manifests())
+        try:
+            packing = store.packing(new)
+            changes = _changes(store, packing, old, new) if store.packing(old) == packing else None
+        except TransferError:
+            unreadable = ways - set(store.manifests())
+            store.scan()
+            for version, whole in compared.items():
+                if version not in store.versions() or store.fingerprint(version) != whole:
+                    raise TransferError(
+                        f"version {version} was retired meanwhile", to_do="compare versions that are kept"
+                    ) from None
+            if ways == set(store.manifests()) or (unreadable and all(map(store.is_linked, unreadable))):
+                raise
+        else:
+            if changes is None:
+                raise TransferError(
+                    f"versions {old} and {new} are packed in different ways", expected="the same parameters"
+                )
+            return changes
+
+
+def _changes(store: StoreReader, packing: Packing, old: int, new: int) -> tuple[ParameterChange, ...]:
     elements: dict[str, int] = {}
     changed: dict[str, int] = {}
     for bucket, before, after in zip(packing.buckets, store.read(old), store.read(new), strict=True):

@@ -3,12 +3,13 @@
 Invariants
 - Objects, then the manifest that names them, then the mark of the version, each flushed before the next is written.
 - A mark goes before the manifests that lead to its version, those before their objects.
-- One process at a time writes, held by a lock that ends with it (and with the processes it forked without exec).
+- One process at a time writes, held by a lock that ends with it. In one that it forked the store is closed.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from rose_transfer.store.files import disk_trouble, files_in, flush_folder, remo
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import Objects
 from rose_transfer.store.reader import Ends, StoreReader, link_name, log, mark_name
-from rose_transfer.store.roles import Role, hold_alone
+from rose_transfer.store.roles import Role, hold_alone, is_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class StoreWriter(StoreReader):
 
     def __init__(self, folder: Path, bytes_max: int | None) -> None:
         self._lock = hold_alone(folder, Role.STORE)
+        # Held while the file of a way and what is known of it change together: readers leave ways out meanwhile.
+        self._linking = threading.Lock()
         self._incoming: tuple[Manifest, ...] = ()
         try:
             with disk_trouble(f"{folder} cannot be made a weight store"):
@@ -53,24 +56,30 @@ class StoreWriter(StoreReader):
 
     def close(self) -> None:
         """Let another process write. What is stored stays."""
-        if not self.closed:
-            os.close(self._lock)
-            self._lock = -1
+        with self._linking:
+            if not self.closed:
+                os.close(self._lock)
+                self._lock = -1
 
     @property
     def closed(self) -> bool:
-        return self._lock < 0
+        return not is_held(self._lock)
 
     def leave_out(self, damaged: Manifest, why: str) -> None:
-        super().leave_out(damaged, why)
-        self._unlink_manifest(damaged.version, damaged.base)
+        with self._linking:
+            if self.has_way(damaged):
+                super().leave_out(damaged, why)
+                # Once this store is closed the folder may be another's.
+                if not self.closed:
+                    self._unlink_manifest(damaged.version, damaged.base)
 
     def _write_manifest(self, made: Manifest) -> None:
         """The objects that it names are there already, and are flushed first."""
         key = self.objects.put(made.to_bytes())
         self.objects.flush()
-        _write(self._links_folder, link_name(made.version, made.base), key.encode())
-        self._change_manifests(made)
+        with self._linking:
+            _write(self._links_folder, link_name(made.version, made.base), key.encode())
+            self._change_manifests(made)
 
     def _write_mark(self, version: int, fingerprint: str) -> None:
         _write(self._versions_folder, mark_name(version), manifest.mark_bytes(version, fingerprint))
@@ -126,7 +135,7 @@ class StoreWriter(StoreReader):
         self._remove_marks(*lost)
         spoiled = _remove_others(self._versions_folder, {mark_name(version) for version in self._marks})
         stray = _remove_others(self._links_folder, {link_name(*ends) for ends in self._manifests})
-        self.not_counted = ()
+        self.not_counted = {}
         unneeded, objects = self._remove_unneeded()
         found = Recovered(drafts, stray + unneeded, len(lost) + spoiled, objects)
         if found != Recovered():
