@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from rose_transfer.transport.frames import FROM_CLIENT, FROM_SERVER, HEADER_BYTE
 from rose_transfer.transport.interface import Announcement
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
 from rose_transfer.transport.messages import (
+    WAIT_MS_MAX,
     Busy,
     Challenge,
     Data,
@@ -46,6 +48,7 @@ from rose_transfer.transport.messages import (
     parse,
     to_frame,
 )
+from rose_transfer.transport.peer import Peer
 from rose_transfer.transport.server_session import ServerLimits
 
 SIX_PIECES = {"six": Random(6).randbytes(6 * PIECE - 7)}
@@ -147,6 +150,25 @@ def test_a_receiver_that_vanishes_leaves_nothing_behind() -> None:
                 peer.writer.transport.abort()
             await until(lambda: pair.server.connections == 0 and memory.open_now == 0)
             assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_nothing_is_kept_of_a_peer_that_asked_to_be_told_in_an_hour_and_left() -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(type(each) is Peer for each in gc.get_objects())
+
+    async def check() -> None:
+        async with tcp_pair(Memory()) as pair:
+            before = alive()
+            for _ in range(5):
+                stranger = await Stranger.greeted(pair.server.port)
+                for request in range(1, 61):
+                    stranger.say(Watch(request, 9, WAIT_MS_MAX))
+                assert isinstance(await stranger.hear(), Busy), "it waits for news"
+                stranger.writer.transport.abort()
+            await until(lambda: pair.server.connections == 0 and alive() == before)
 
     asyncio.run(check())
 

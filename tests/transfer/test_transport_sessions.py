@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from rose.driver.core import After
 from rose.simulator.link_lines import Trouble
 from rose.simulator.link_world import OBJECTS, QUIET_S, LinkWorld
 from rose.simulator.linked_pair import PIECE, TOKEN, LinkedPair
@@ -182,6 +184,10 @@ def test_a_cancelled_fetch_is_read_past_and_the_link_kept() -> None:
     assert client.Send(1, Get(2, "even", 0, PIECE)) in session.step(client.FetchAsked(2, "even", 0, None), 0.3)
 
 
+def afters(actions: Sequence[server.ServerAction]) -> list[After[server.ServerEvent]]:
+    return [action for action in actions if isinstance(action, After)]
+
+
 def greeted_server(limits: ServerLimits | None = None) -> ServerSession:
     session = ServerSession(TOKEN, NONCE, limits or ServerLimits(), local=False)
     session.step(server.Began(), 0.0)
@@ -211,6 +217,15 @@ def test_files_are_handed_over_on_one_host_only() -> None:
     assert isinstance(actions[0], server.Send)
     assert isinstance(actions[0].message, Fail)
     assert actions[0].message.code is FailCode.NOT_LOCAL
+
+
+def test_however_long_a_watch_may_be_held_nothing_is_called_for_before_the_tick_before_its_end() -> None:
+    session = greeted_server(ServerLimits(hello_s=2.0, keepalive_s=2.0))
+    assert session.step(server.Arrived(to_frame(Watch(1, 5, 60_000))), 0.0) == []
+    assert session.step(server.Arrived(to_frame(Watch(2, 5, 500))), 0.0) == [After(0.5, server.WatchOver(2))]
+    assert not any(after.event == server.WatchOver(1) for after in afters(session.step(server.Tick(), 58.5)))
+    assert After(0.75, server.WatchOver(1)) in session.step(server.Tick(), 59.25)
+    assert session.step(server.WatchOver(1), 60.0) == [server.Send(News(1, None))]
 
 
 def test_an_idle_peer_is_dropped_but_not_one_that_waits_for_news() -> None:

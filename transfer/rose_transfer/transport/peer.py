@@ -4,6 +4,7 @@ Invariants
 - What the session orders is performed here, and what came of it told.
 - Pieces are read in the server's threads and sent one after another; what a peer has open is closed behind the last
   read of it.
+- Nothing of a connection that has ended is called for later, so nothing of it stays.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Peer:
         # Bounded by the session, which never has more orders open than `requests_max`.
         self._orders: asyncio.Queue[Serve] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._later: dict[ServerEvent, asyncio.TimerHandle] = {}
         self._objects: dict[str, ReadableObject] = {}
         self._objects_lock = threading.Lock()
         self._over = False
@@ -80,7 +82,16 @@ class Peer:
                     self._leave()
                     self.link.close()
                 case After(delay_s, later):
-                    self._loop.call_later(delay_s, self.step, later)
+                    self._call_later(delay_s, later)
+
+    def _call_later(self, delay_s: float, event: ServerEvent) -> None:
+        def due() -> None:
+            del self._later[event]
+            self.step(event)
+
+        if event in self._later:
+            self._later[event].cancel()
+        self._later[event] = self._loop.call_later(delay_s, due)
 
     def opened(self, link: Link) -> None:
         if not self._server.admit(self):
@@ -125,6 +136,9 @@ class Peer:
             return
         self._over = True
         self._server.leave(self)
+        for handle in self._later.values():
+            handle.cancel()
+        self._later.clear()
         for task in tuple(self._tasks):
             task.cancel()
         self._server.readers.submit(self._close_objects)

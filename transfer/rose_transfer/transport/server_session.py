@@ -7,6 +7,7 @@ Invariants
 - Nothing is read, told or held for a peer that has not proved that it knows the token.
 - Every request is answered exactly once, by DATA, NEWS, PLACE or FAIL, unless the connection closes first.
 - At most `requests_max` requests are open; one more closes the connection.
+- However long a peer asks to be kept waiting, what is called for later is due within a tick, a second or so.
 - Whatever a peer sends, or does not, ends in an answer or in Close; nothing here raises for it.
 
 State table
@@ -20,7 +21,7 @@ State table
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -163,6 +164,14 @@ class _State(StrEnum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """For an announcement of `at_least` a version, until a time."""
+
+    at_least: int
+    until_s: float
+
+
 class ServerSession:
     """`nonce` is 32 random bytes of this connection's own; only `local` peers are told of files."""
 
@@ -172,10 +181,11 @@ class ServerSession:
         self._limits = limits
         self._newest: Announcement | None = None
         self._local = local
+        self._tick_s = min(limits.keepalive_s, limits.hello_s) / 2
         self._state = _State.GREETING
         self._last_request = 0
         self._ordered: set[int] = set()
-        self._watches: dict[int, int] = {}
+        self._watches: dict[int, _Wait] = {}
         self._began_s = 0.0
         self._heard_s = 0.0
         self._said_s = 0.0
@@ -209,12 +219,12 @@ class ServerSession:
                 return self._answer(Place(request, size_bytes, path), now)
             case Announced(newest):
                 self._newest = newest
-                due = [request for request, at_least in self._watches.items() if newest.version >= at_least]
+                due = [request for request, wait in self._watches.items() if newest.version >= wait.at_least]
                 return [action for request in due for action in self._news(request, now)]
             case WatchOver(request):
                 return self._news(request, now) if request in self._watches else ()
             case Tick():
-                return self._tick(now)
+                return [*self._tick(now), *self._ending(self._watches, now)]
 
     def _take(self, frame: Frame, now: float) -> Sequence[ServerAction]:
         try:
@@ -252,13 +262,13 @@ class ServerSession:
                     return self._answer(Fail(request, FailCode.NOT_LOCAL, "this server is not on your host"), now)
                 return [Find(request, key)]
             case Watch(request, at_least, wait_ms):
-                self._watches[request] = at_least
+                self._watches[request] = _Wait(at_least, now + wait_ms / 1e3)
                 if self._newest is not None and self._newest.version >= at_least:
                     return self._news(request, now)
-                return [After(wait_ms / 1e3, WatchOver(request))]
+                return self._ending([request], now)
 
     def _news(self, request: int, now: float) -> Sequence[ServerAction]:
-        at_least = self._watches.pop(request)
+        at_least = self._watches.pop(request).at_least
         fresh = self._newest is not None and self._newest.version >= at_least
         self._said_s = now
         return [Send(News(request, self._newest if fresh else None))]
@@ -286,8 +296,14 @@ class ServerSession:
         return [self._tick_later()]
 
     def _tick_later(self) -> After[ServerEvent]:
-        return After(min(self._limits.keepalive_s, self._limits.hello_s) / 2, Tick())
+        return After(self._tick_s, Tick())
+
+    def _ending(self, watches: Iterable[int], now: float) -> Sequence[ServerAction]:
+        """The ends of watches that are due before the next tick."""
+        left_s = {request: max(0.0, self._watches[request].until_s - now) for request in watches}
+        return [After(each_s, WatchOver(request)) for request, each_s in left_s.items() if each_s <= self._tick_s]
 
     def _close(self, why: str, mismatch: Mismatch | None = None) -> Sequence[ServerAction]:
         self._state = _State.CLOSED
+        self._watches.clear()
         return [Close(why, mismatch)]
