@@ -3,7 +3,8 @@
     kind       from    request  offset     size       payload
     KNOCK      client  -        -          -          two ends of line; it says nothing, but says it first, see below
     CHALLENGE  server  -        -          -          32 random bytes
-    HELLO      client  -        -          -          32 random bytes, 32 bytes of proof (see `auth`)
+    HELLO      client  -        -          -          32 random bytes, of which the first 16 are those of all
+                                                      connections of the client; 32 bytes of proof (see `auth`)
     WELCOME    server  -        -          -          32 bytes of proof
     GET        client  number   in object  length     key; length 1 to 4 MiB, the answer may be shorter at the end
     DATA       server  as GET   as GET     of object  the bytes

@@ -31,6 +31,7 @@ from rose_transfer.transport.server_session import (
     Arrived,
     Began,
     Close,
+    Enter,
     Find,
     Located,
     PieceMoved,
@@ -55,7 +56,7 @@ class Peer:
 
     def __init__(self, server: StreamServer) -> None:
         self._server = server
-        self._session = ServerSession(server.token, secrets.token_bytes(32), server.limits, local=server.local)
+        self.session = ServerSession(server.token, secrets.token_bytes(32), server.limits, local=server.local)
         self._loop = asyncio.get_running_loop()
         # Bounded by the session, which never has more orders open than `requests_max`.
         self._orders: asyncio.Queue[Serve] = asyncio.Queue()
@@ -69,10 +70,12 @@ class Peer:
     def step(self, event: ServerEvent) -> None:
         if self._over:
             return
-        for action in self._session.step(event, self._loop.time()):
+        for action in self.session.step(event, self._loop.time()):
             match action:
                 case Send(message):
                     self.link.send(to_frame(message))
+                case Enter():
+                    self._server.enter(self)
                 case Serve():
                     self._orders.put_nowait(action)
                 case Find():
@@ -95,7 +98,7 @@ class Peer:
 
     def opened(self, link: Link) -> None:
         if not self._server.admit(self):
-            link.send(to_frame(Fail(0, FailCode.FULL, "too many connections")))
+            link.send(to_frame(Fail(0, FailCode.FULL, "too many at once have yet to say who they are")))
             self._over = True
             link.close()
             return

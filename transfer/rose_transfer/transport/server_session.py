@@ -13,10 +13,13 @@ Invariants
 State table
 
     state     HELLO                       GET, LOCATE, WATCH    anything else   Tick
-    greeting  → ready, WELCOME            close                 close, but not  close after hello_s
+    greeting  → proved, Enter             close                 close, but not  close after hello_s
               or FAIL(TOKEN), close                             for KNOCK
+    proved    close                       close                 close
     ready     close                       served                close           BUSY, or close: idle, does not read
     closed    everything is ignored
+
+Entered makes proved ready, with WELCOME; GiveWay closes either, with FAIL(FULL).
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class ServerLimits:
     keepalive_s: float = 2.0
     requests_max: int = 64
     connections_max: int = 256
+    """Of peers that have proved that they know the token, and as many that have yet to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,18 @@ class Began:
 @dataclass(frozen=True, slots=True)
 class Arrived:
     frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """There is room for who asked by Enter."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """There is no room for this peer, or no more; `why` is for people."""
+
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +136,28 @@ class Tick:
 
 
 ServerEvent: TypeAlias = (
-    Began | Arrived | PieceMoved | PieceSent | RequestFailed | Located | Announced | WatchOver | Tick
+    Began
+    | Arrived
+    | Entered
+    | GiveWay
+    | PieceMoved
+    | PieceSent
+    | RequestFailed
+    | Located
+    | Announced
+    | WatchOver
+    | Tick
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """The peer has proved that it knows the token: say Entered or GiveWay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +186,23 @@ class Close:
     mismatch: Mismatch | None = None
 
 
-ServerAction: TypeAlias = Send | Serve | Find | Close | After[ServerEvent]
+ServerAction: TypeAlias = Send | Enter | Serve | Find | Close | After[ServerEvent]
 
 
 class _State(StrEnum):
     GREETING = "greeting"
+    PROVED = "proved"
     READY = "ready"
     CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Use:
+    """How much a connection is needed: least if nothing moves on it or is waited for, and the longer the less."""
+
+    moving: bool
+    watching: bool
+    last_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +224,7 @@ class ServerSession:
         self._local = local
         self._tick_s = min(limits.keepalive_s, limits.hello_s) / 2
         self._state = _State.GREETING
+        self._client_nonce = b""
         self._last_request = 0
         self._ordered: set[int] = set()
         self._watches: dict[int, _Wait] = {}
@@ -195,6 +237,15 @@ class ServerSession:
     def open_requests(self) -> int:
         return len(self._ordered) + len(self._watches)
 
+    @property
+    def client(self) -> bytes:
+        """The same for all connections of one client, once it has proved that it knows the token."""
+        return auth.mark_of(self._client_nonce)
+
+    @property
+    def use(self) -> Use:
+        return Use(bool(self._ordered), bool(self._watches), max(self._heard_s, self._said_s))
+
     def step(self, event: ServerEvent, now: float) -> Sequence[ServerAction]:
         if self._state is _State.CLOSED:
             return ()
@@ -205,6 +256,11 @@ class ServerSession:
             case Arrived(frame):
                 self._heard_s = now
                 return self._take(frame, now)
+            case Entered():
+                self._state = _State.READY
+                return [Send(Welcome(auth.server_proof(self._token, self._nonce, self._client_nonce)))]
+            case GiveWay(why):
+                return [Send(Fail(0, FailCode.FULL, why)), *self._close(why)]
             case PieceMoved():
                 self._moved_s = now
                 return ()
@@ -235,7 +291,7 @@ class ServerSession:
             if isinstance(message, Knock):
                 return ()
             return self._greet(message) if isinstance(message, Hello) else self._close("a request before hello")
-        if not isinstance(message, Get | Watch | Locate):
+        if self._state is _State.PROVED or not isinstance(message, Get | Watch | Locate):
             return self._close(f"{frame.kind.name} when requests are due")
         if message.request <= self._last_request:
             return self._close("request numbers that do not rise")
@@ -248,8 +304,9 @@ class ServerSession:
         if not auth.same(hello.proof, auth.client_proof(self._token, self._nonce, hello.nonce)):
             refusal = Send(Fail(0, FailCode.TOKEN, "the token is wrong"))
             return [refusal, *self._close("a wrong token", OTHER_TOKEN)]
-        self._state = _State.READY
-        return [Send(Welcome(auth.server_proof(self._token, self._nonce, hello.nonce)))]
+        self._state = _State.PROVED
+        self._client_nonce = hello.nonce
+        return [Enter()]
 
     def _request(self, message: Get | Watch | Locate, now: float) -> Sequence[ServerAction]:
         match message:
