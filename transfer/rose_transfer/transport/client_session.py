@@ -75,15 +75,19 @@ from rose_transfer.transport.messages import (
     Welcome,
     parse,
 )
-from rose_transfer.transport.mismatch import OTHER_TOKEN, TLS_THERE_ONLY, Mismatch
+from rose_transfer.transport.mismatch import OTHER_TOKEN, TLS_THERE_ONLY, Mismatch, of_paths
 from rose_transfer.transport.piece_list import PieceList
 
 
 class ClientSession:
-    """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing."""
+    """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing.
 
-    def __init__(self, token: bytes, nonce_seed: bytes, limits: ClientLimits) -> None:
+    `path` is the name of what pieces cross by, beside the connection; empty if they cross on it.
+    """
+
+    def __init__(self, token: bytes, nonce_seed: bytes, limits: ClientLimits, path: str = "") -> None:
         self._token = token
+        self._path = path
         self._nonce_seed = nonce_seed
         self._limits = limits
         self._links: dict[int, LinkBook] = {}
@@ -128,7 +132,7 @@ class ClientSession:
             case Connected(link):
                 if link in self._links:
                     self._links[link].state = LinkState.GREETING
-                    return [Send(link, Knock())]
+                    return [Send(link, Knock(self._path))]
             case Heard(link):
                 if link in self._links:
                     self._links[link].heard_s = now
@@ -179,6 +183,8 @@ class ClientSession:
         dropped = self._drop(number, f"refused: {fail.text}", full=fail.code is FailCode.FULL)
         if fail.code is FailCode.TOKEN:
             return [*dropped, *self._refuse("the server does not accept our token")]
+        if fail.code is FailCode.PATH:
+            return [*dropped, *self._judge(of_paths(self._path))]
         return [*dropped, *self._judge(TLS_THERE_ONLY if fail.code is FailCode.TLS else None)]
 
     def _judge(self, mismatch: Mismatch | None) -> Sequence[ClientAction]:

@@ -71,13 +71,18 @@ class StreamClient(ABC):
         self._waits = waits
         self._server = server
         self._limits = limits
-        self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits)
+        self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits, self.path)
         self._asks: dict[int, _Ask] = {}
         self._ask_numbers = itertools.count(1)
         self._dialed: dict[int, Dialed] = {}
         self._lanes: list[Lane] = []
         self._dialing: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The name of what pieces cross by, beside the connection; empty if they cross on it."""
+        return ""
 
     @abstractmethod
     async def _dial(self, make_link: Callable[[], Link]) -> None:

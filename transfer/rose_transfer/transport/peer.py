@@ -56,7 +56,9 @@ class Peer:
 
     def __init__(self, server: StreamServer) -> None:
         self._server = server
-        self.session = ServerSession(server.token, secrets.token_bytes(32), server.limits, local=server.local)
+        self.session = ServerSession(
+            server.token, secrets.token_bytes(32), server.limits, local=server.local, path=server.path
+        )
         self._loop = asyncio.get_running_loop()
         # Bounded by the session, which never has more orders open than `requests_max`.
         self._orders: asyncio.Queue[Serve] = asyncio.Queue()

@@ -13,8 +13,8 @@ Invariants
 State table
 
     state     HELLO                       GET, LOCATE, WATCH    anything else   Tick
-    greeting  → proved, Enter             close                 close, but not  close after hello_s
-              or FAIL(TOKEN), close                             for KNOCK
+    greeting  → proved, Enter; or FAIL    close                 close, but not  close after hello_s
+              (TOKEN or PATH) and close                         for KNOCK
     proved    close                       close                 close
     ready     close                       served                close           BUSY, or close: idle, does not read
     closed    everything is ignored
@@ -50,7 +50,7 @@ from rose_transfer.transport.messages import (
     Welcome,
     parse,
 )
-from rose_transfer.transport.mismatch import OTHER_TOKEN, Mismatch
+from rose_transfer.transport.mismatch import OTHER_TOKEN, Mismatch, of_paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +214,20 @@ class _Wait:
 
 
 class ServerSession:
-    """`nonce` is 32 random bytes of this connection's own; only `local` peers are told of files."""
+    """`nonce` is 32 random bytes of this connection's own; only `local` peers are told of files.
 
-    def __init__(self, token: bytes, nonce: bytes, limits: ServerLimits, *, local: bool) -> None:
+    `path` is the name of what pieces cross by, beside the connection; empty if they cross on it.
+    """
+
+    def __init__(self, token: bytes, nonce: bytes, limits: ServerLimits, *, local: bool, path: str = "") -> None:
         self._token = token
         self._nonce = nonce
         self._limits = limits
         self._newest: Announcement | None = None
         self._local = local
+        self._path = path
+        # Told once the peer has proved itself, and has nothing more to say that a close would leave unread.
+        self._misfit: Mismatch | None = None
         self._tick_s = min(limits.keepalive_s, limits.hello_s) / 2
         self._state = _State.GREETING
         self._client_nonce = b""
@@ -289,6 +295,7 @@ class ServerSession:
             return self._close(error.what)
         if self._state is _State.GREETING:
             if isinstance(message, Knock):
+                self._misfit = None if message.path == self._path else of_paths(self._path, message.path)
                 return ()
             return self._greet(message) if isinstance(message, Hello) else self._close("a request before hello")
         if self._state is _State.PROVED or not isinstance(message, Get | Watch | Locate):
@@ -304,6 +311,9 @@ class ServerSession:
         if not auth.same(hello.proof, auth.client_proof(self._token, self._nonce, hello.nonce)):
             refusal = Send(Fail(0, FailCode.TOKEN, "the token is wrong"))
             return [refusal, *self._close("a wrong token", OTHER_TOKEN)]
+        if self._misfit is not None:
+            refusal = Send(Fail(0, FailCode.PATH, self._misfit.what))
+            return [refusal, *self._close("another path", self._misfit)]
         self._state = _State.PROVED
         self._client_nonce = hello.nonce
         return [Enter()]

@@ -84,6 +84,11 @@ class StreamServer(ABC):
         return False
 
     @property
+    def path(self) -> str:
+        """The name of what pieces cross by, beside the connection; empty if they cross on it."""
+        return ""
+
+    @property
     def connections(self) -> int:
         return len(self._peers)
 
