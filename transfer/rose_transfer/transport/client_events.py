@@ -147,4 +147,11 @@ class Failed:
     error: TransferError
 
 
-ClientAction: TypeAlias = Connect | Send | Drop | Grown | Fetched | Told | Found | Failed | After[ClientEvent]
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """Who welcomed us before does not fit any more. It is waited for all the same; say so to people."""
+
+    mismatch: Mismatch
+
+
+ClientAction: TypeAlias = Connect | Send | Drop | Misfits | Grown | Fetched | Told | Found | Failed | After[ClientEvent]

@@ -44,6 +44,7 @@ from rose_transfer.transport.client_events import (
     Heard,
     LocateAsked,
     Lost,
+    Misfits,
     Retry,
     Send,
     Tick,
@@ -101,6 +102,7 @@ class ClientSession:
         self._ticking = False
         self._welcomed = False
         self._misfits = 0
+        self._misfit_told = False
         self.last_trouble = ""
 
     def asked(self, link: int, request: int) -> Asked | None:
@@ -175,6 +177,8 @@ class ClientSession:
                 return [*self._drop(number, "a wrong proof"), *self._refuse("the server does not know our token")]
             link.state = LinkState.READY
             self._welcomed = True
+            self._misfits = 0
+            self._misfit_told = False
             self._failures = 0
             return ()
         raise ProtocolError(f"received {type(message).__name__} while {link.state.value}")
@@ -190,15 +194,18 @@ class ClientSession:
     def _judge(self, mismatch: Mismatch | None) -> Sequence[ClientAction]:
         """Give up where another link would be no better.
 
-        A server that has welcomed us before does fit: it, or what stands in for it just now, is tried again. So is one
-        whose first bytes may have been damaged, once.
+        A server that has welcomed us before does fit: it, or what stands in for it just now, is tried again, and people
+        are told. So is one whose first bytes may have been damaged, once.
         """
-        if mismatch is None or self._welcomed:
+        if mismatch is None:
             return ()
         self._misfits += 1
-        if not mismatch.certain and self._misfits == 1:
+        if self._misfit_told or (not mismatch.certain and self._misfits == 1):
             return ()
-        return self._refuse(mismatch.what, mismatch)
+        if not self._welcomed:
+            return self._refuse(mismatch.what, mismatch)
+        self._misfit_told = True
+        return [Misfits(mismatch)]
 
     def _answer(self, link: LinkBook, message: Message) -> Sequence[ClientAction]:
         match message:

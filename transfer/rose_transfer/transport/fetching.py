@@ -20,6 +20,7 @@ from typing import Any
 
 from rose.driver.core import After
 from rose.errors import ContractError, DeadlineExceeded, RoseError, TransferError
+from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.transport.auth import checked_token
 from rose_transfer.transport.client_events import (
@@ -38,6 +39,7 @@ from rose_transfer.transport.client_events import (
     Heard,
     LocateAsked,
     Lost,
+    Misfits,
     Send,
     Told,
     WatchAsked,
@@ -174,6 +176,10 @@ class StreamClient(ABC):
                     self._dialed[number].send(to_frame(message), self._spot(number, message))
             case Drop(number):
                 self._cut(number)
+            case Misfits(mismatch):
+                logger("transfer").warning(
+                    "server does not fit any more", server=self._server, why=mismatch.what, to_do=mismatch.to_do
+                )
             case Grown(ask, complete_bytes):
                 landing = self._asks[ask].landing if ask in self._asks else None
                 if landing is not None:
