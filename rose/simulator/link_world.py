@@ -1,4 +1,4 @@
-"""A world for the transport's sessions: fetches and watches, a server that dies, connections full of faults.
+"""A world for the transport's sessions: fetches and watches, a server that dies or is full, links full of faults.
 
 What must hold, beside what `linked_pair` checks: when faults have stopped every ask ends, a fetch with the whole
 object or that there is none, a watch with what was announced.
@@ -53,6 +53,9 @@ class LinkWorld:
         driver.call(1.0, "", lambda: driver.feed(client.WatchAsked(FOR_VERSION_9, 9, 12.0)))
         for version in (1, 2):
             driver.call(2.0 * version, f"version {version}", partial(self.pair.server.announce, version))
+        for _ in range(self._setup.randrange(4)):
+            crowd = partial(self.pair.server.crowd, self._setup.randrange(1, 6), 2.0 * self._setup.random())
+            driver.call(FAULTS_UNTIL_S * self._setup.random(), "others come", crowd)
         for at_s, down_s in self._faults.crashes(self._setup):
             driver.call(at_s, "server dies", partial(self.pair.server.crash, down_s))
         driver.call(QUIET_S, "all is quiet", self._check_quiet)

@@ -24,7 +24,9 @@ from rose_transfer.transport.interface import ObjectMissing
 
 TOKEN = b"the token of both sides"
 PIECE = 64
-LIMITS = ClientLimits(streams=3, window=3, piece_bytes=PIECE, greet_s=0.5, stall_s=1.0, retry_s=0.05, retry_s_max=0.4)
+LIMITS = ClientLimits(
+    streams=3, window=3, piece_bytes=PIECE, greet_s=0.5, stall_s=1.0, retry_s=0.05, retry_s_max=0.4, spare_s=1.5
+)
 CALM, NO_TROUBLE = FaultPlan(), Trouble()
 FIRST_WATCH = 100
 """Asks below it are fetches."""

@@ -1,4 +1,7 @@
-"""A simulated host around the product's server session: it serves objects one piece at a time, dies and comes back."""
+"""A simulated host around the product's server session: it serves objects one piece at a time, dies and comes back.
+
+What must hold, by the world's own books: a client is sent away only while every place belongs to another one.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from functools import partial
 
 from rose.driver.core import After
 from rose.simulator.link_lines import LATENCY_S, ClientDriver, Line, Lines
+from rose.simulator.world import must
+from rose_transfer.transport import auth
 from rose_transfer.transport import client_events as client
 from rose_transfer.transport import server_session as server
 from rose_transfer.transport.frames import Frame
 from rose_transfer.transport.interface import Announcement
-from rose_transfer.transport.messages import Data, FailCode
+from rose_transfer.transport.messages import Data, FailCode, Hello, to_frame
+from rose_transfer.transport.places import Places
 from rose_transfer.transport.server_session import ServerLimits, ServerSession
 
-LIMITS = ServerLimits(hello_s=0.5, idle_s=3.0, stall_s=1.0, keepalive_s=0.2, requests_max=16)
+LIMITS = ServerLimits(hello_s=0.5, idle_s=3.0, stall_s=1.0, keepalive_s=0.2, requests_max=16, connections_max=3)
+FIRST_RIVAL = 1_000_000
 
 
 class ObjectServer:
@@ -27,6 +34,9 @@ class ObjectServer:
         self._token = token
         self._newest: Announcement | None = None
         self._up = True
+        self._guests: list[Line] = []
+        self._places: Places[Line] = Places(LIMITS.connections_max)
+        self._rivals = 0
         self.served_bytes = 0
         lines.at_server = self._heard
 
@@ -52,6 +62,18 @@ class ObjectServer:
         for line in self._lines.served():
             self._tell(line, server.Announced(self._newest))
 
+    def crowd(self, rivals: int, stay_s: float) -> None:
+        """Other clients come, with one connection each, and stay for a while if they are let in."""
+        for _ in range(rivals if self._up else 0):
+            own, theirs = (self._driver.random.randbytes(32) for _ in range(2))
+            session = ServerSession(self._token, own, LIMITS, local=True)
+            line = self._lines.add(FIRST_RIVAL + self._rivals, session)
+            self._rivals += 1
+            self._tell(line, server.Began())
+            hello = Hello(theirs, auth.client_proof(self._token, own, theirs))
+            self._tell(line, server.Arrived(to_frame(hello)))
+            self._driver.call(stay_s, "", partial(self._lines.drop, line))
+
     def crash(self, down_s: float) -> None:
         self._up = False
         for line in self._lines.served():
@@ -73,6 +95,8 @@ class ObjectServer:
                     self._driver.call(delay_s, "", partial(self._tell, line, later))
                 case server.Send(message):
                     self._lines.to_client(line, message)
+                case server.Enter():
+                    self._enter(line)
                 case server.Serve():
                     line.to_serve.append(action)
                     self._serve_next(line)
@@ -82,6 +106,26 @@ class ObjectServer:
                 case server.Close():
                     line.server_open = False
                     self._driver.call(2 * LATENCY_S, "", lambda: self._lines.lose_client(line))
+
+    def _enter(self, line: Line) -> None:
+        for gone in [guest for guest in self._guests if not guest.server_open]:
+            self._guests.remove(gone)
+            self._places.leave(gone)
+        if self._places.full:
+            leaver = self._places.leaver_for(line)
+            if leaver is None:
+                clients = {guest.session.client for guest in self._guests}
+                known = line.session.client in clients
+                must(known or len(clients) == len(self._guests), "sent away where others have more", line.number)
+                self._tell(line, server.GiveWay("full"))
+                return
+            self._guests.remove(leaver)
+            self._places.leave(leaver)
+            self._tell(leaver, server.GiveWay("for another"))
+        self._guests.append(line)
+        self._places.enter(line)
+        must(len(self._guests) <= LIMITS.connections_max, "more guests than places", len(self._guests))
+        self._tell(line, server.Entered())
 
     def _serve_next(self, line: Line) -> None:
         if line.serving or not line.to_serve:

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import pytest
 from carried_tools import CARRIED_CLIENT, CARRIED_SERVER, carried_pair, heard
 from test_transport_faults import Stranger
-from transport_tools import KNOCK_BYTES, OBJECTS, PIECE, TOKEN, Memory, Pair, fetched, until
+from transport_tools import KNOCK_BYTES, OBJECTS, PIECE, TOKEN, Memory, Pair, fetched, tcp_pair, until
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.transport import auth
 from rose_transfer.transport.carried import CarriedClient
 from rose_transfer.transport.frames import FROM_CLIENT, HEADER_BYTES, PIECE_BYTES_MAX, Decoder, Encoder, Frame, Kind
+from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.messages import (
     Challenge,
@@ -38,6 +39,7 @@ from rose_transfer.transport.messages import (
     to_frame,
 )
 from rose_transfer.transport.nixl_agent import NixlAgent
+from rose_transfer.transport.tcp import TcpClient
 
 
 @dataclass
@@ -47,6 +49,7 @@ class Shelf:
     pieces: dict[int, bytes] = field(default_factory=dict)
     spoil: Callable[[int, bytes], bytes] = lambda _, piece: piece
     before_giver: Callable[[int], None] = lambda _: None
+    path: str = "shelf"
     lent: int = 0
     taken: int = 0
     givers: int = 0
@@ -215,7 +218,7 @@ def test_a_server_that_breaks_the_order_is_cut(said: list[Message], trouble: str
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         encoder, decoder = Encoder(), Decoder(FROM_CLIENT)
         writer.write(encoder.encode(to_frame(Challenge(bytes(32)))))
-        _, hello = map(parse, decoder.feed(await reader.readexactly(KNOCK_BYTES + HEADER_BYTES + 64)))
+        _, hello = map(parse, decoder.feed(await reader.readexactly(KNOCK_BYTES + len("shelf") + HEADER_BYTES + 64)))
         assert isinstance(hello, Hello)
         writer.write(encoder.encode(to_frame(Welcome(auth.server_proof(TOKEN.encode(), bytes(32), hello.nonce)))))
         await reader.readexactly(HEADER_BYTES + len("long"))
@@ -260,3 +263,28 @@ def test_a_missing_nixl_is_named_with_what_to_install(monkeypatch: pytest.Monkey
     with pytest.raises(TransferError, match="not installed") as caught:
         NixlAgent(lends=False)
     assert "nixl-cu12" in caught.value.to_do
+
+
+def test_two_sides_that_carry_pieces_by_other_paths_are_both_told_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever waits for the deadline to be told does not end in time."""
+
+    async def check() -> None:
+        waits, shelf = WaitBoard(), Shelf()
+        async with shelf_pair(shelf) as carried, tcp_pair(Memory()) as plain:
+            clients = {
+                "on the connection": TcpClient("127.0.0.1", carried.server.port, token=TOKEN, waits=waits),
+                "by shelf": CarriedClient("127.0.0.1", plain.server.port, borrower=shelf, token=TOKEN, waits=waits),
+                "by rack": CarriedClient(
+                    "127.0.0.1", carried.server.port, borrower=Shelf(path="rack"), token=TOKEN, waits=waits
+                ),
+            }
+            for here, client in clients.items():
+                for attempt in (client.watch(0, deadline_s=600), client.fetch("long", MemoryLanding(), deadline_s=600)):
+                    with pytest.raises(Refused, match=f"pieces cross {here} on this side") as caught:
+                        await attempt
+                    assert "same transport" in caught.value.to_do
+                await client.close()
+
+    asyncio.run(check())
+    for here, there in [("by shelf", "on the connection"), ("on the connection", "by shelf"), ("by shelf", "by rack")]:
+        assert f"pieces cross {here} on this side, and {there} on the other" in caplog.text

@@ -65,7 +65,6 @@ def pair(request: pytest.FixtureRequest, short_folder: Path) -> Opener:
             case "tcp":
                 context = tcp_pair(Memory())
             case "tls":
-                # Dozens of handshakes at once take a busy machine longer than the tests' usual patience.
                 limits = replace(QUICK_SERVER, hello_s=5.0)
                 context = tcp_pair(Memory(), tls=request.getfixturevalue("certificates"), limits=limits)
             case "rdma by tcp" | "rdma by shared memory":

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -18,6 +20,7 @@ from transport_tools import (
     OBJECTS,
     PIECE,
     QUICK_CLIENT,
+    QUICK_SERVER,
     TOKEN,
     Memory,
     all_at_once,
@@ -33,6 +36,7 @@ from rose_transfer.transport.frames import FROM_CLIENT, FROM_SERVER, HEADER_BYTE
 from rose_transfer.transport.interface import Announcement
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
 from rose_transfer.transport.messages import (
+    WAIT_MS_MAX,
     Busy,
     Challenge,
     Data,
@@ -46,6 +50,7 @@ from rose_transfer.transport.messages import (
     parse,
     to_frame,
 )
+from rose_transfer.transport.peer import Peer
 from rose_transfer.transport.server_session import ServerLimits
 
 SIX_PIECES = {"six": Random(6).randbytes(6 * PIECE - 7)}
@@ -147,6 +152,25 @@ def test_a_receiver_that_vanishes_leaves_nothing_behind() -> None:
                 peer.writer.transport.abort()
             await until(lambda: pair.server.connections == 0 and memory.open_now == 0)
             assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_nothing_is_kept_of_a_peer_that_asked_to_be_told_in_an_hour_and_left() -> None:
+    def alive() -> int:
+        gc.collect()
+        return sum(type(each) is Peer for each in gc.get_objects())
+
+    async def check() -> None:
+        async with tcp_pair(Memory()) as pair:
+            before = alive()
+            for _ in range(5):
+                stranger = await Stranger.greeted(pair.server.port)
+                for request in range(1, 61):
+                    stranger.say(Watch(request, 9, WAIT_MS_MAX))
+                assert isinstance(await stranger.hear(), Busy), "it waits for news"
+                stranger.writer.transport.abort()
+            await until(lambda: pair.server.connections == 0 and alive() == before)
 
     asyncio.run(check())
 
@@ -302,16 +326,47 @@ def test_a_server_that_lies_about_where_a_piece_belongs_damages_nothing_in_place
 
 def test_connections_are_limited_and_a_client_makes_do_with_fewer() -> None:
     async def check() -> None:
-        limits = ServerLimits(connections_max=2, keepalive_s=0.2)
-        async with tcp_pair(Memory(), limits=limits) as pair:
+        async with tcp_pair(Memory(), limits=replace(QUICK_SERVER, connections_max=2)) as pair:
             assert await fetched(pair.connect(), "long") == OBJECTS["long"]
-            stranger = await Stranger.connected(pair.server.port)
-            refusal = await stranger.hear()
-            assert isinstance(refusal, Fail)
-            assert refusal.code is FailCode.FULL
-            stranger.writer.close()
+            silent = [await Stranger.connected(pair.server.port) for _ in range(3)]
+            said = [await stranger.hear() for stranger in silent]
+            assert [isinstance(each, Challenge) for each in said] == [True, True, False]
+            assert isinstance(said[-1], Fail)
+            assert said[-1].code is FailCode.FULL
+            for stranger in silent:
+                stranger.writer.transport.abort()
 
     asyncio.run(check())
+
+
+def test_every_client_is_served_where_each_can_have_one_connection() -> None:
+    async def check() -> None:
+        async with tcp_pair(Memory(), limits=ServerLimits(connections_max=6)) as pair:
+            clients = [pair.connect() for _ in range(6)]
+            for _ in range(2):
+                for client in clients:
+                    assert await fetched(client, "long") == OBJECTS["long"], "others hold what they no longer need"
+                assert await asyncio.gather(*(fetched(client, "long") for client in clients)) == [OBJECTS["long"]] * 6
+
+    asyncio.run(check())
+
+
+def test_a_server_that_is_full_of_clients_says_so_and_takes_another_when_one_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def check() -> None:
+        async with tcp_pair(Memory(), limits=ServerLimits(connections_max=2)) as pair:
+            first, second, third = (pair.connect() for _ in range(3))
+            for client in (first, second):
+                assert await fetched(client, "long") == OBJECTS["long"]
+            with pytest.raises(DeadlineExceeded) as caught:
+                await third.fetch("long", MemoryLanding(), deadline_s=0.3)
+            assert "2 clients, as many as it takes" in caught.value.to_do
+            await first.close()
+            assert await fetched(third, "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+    assert caplog.text.count("clients are sent away") == 1
 
 
 def test_more_requests_than_allowed_end_the_connection() -> None:

@@ -9,6 +9,7 @@ from rose_transfer.transport.auth import checked_token, client_proof, server_pro
 from rose_transfer.transport.frames import PIECE_BYTES_MAX, Frame, Kind
 from rose_transfer.transport.interface import Announcement, is_key
 from rose_transfer.transport.messages import (
+    KNOCK,
     Busy,
     Challenge,
     Data,
@@ -35,6 +36,7 @@ N, P = bytes(range(32)), bytes(32)
     "message",
     [
         Knock(),
+        Knock("rdma"),
         Challenge(N),
         Hello(N, P),
         Welcome(P),
@@ -61,6 +63,8 @@ def test_a_message_survives_its_frame(message: Message) -> None:
     [
         Frame(Kind.KNOCK),
         Frame(Kind.KNOCK, payload=b"knoc"),
+        Frame(Kind.KNOCK, payload=KNOCK + b"a b"),
+        Frame(Kind.KNOCK, payload=KNOCK + b"\xff"),
         Frame(Kind.CHALLENGE, payload=N[:-1]),
         Frame(Kind.CHALLENGE, request=1, payload=N),
         Frame(Kind.HELLO, payload=N),

@@ -245,7 +245,9 @@ def test_a_server_with_tls_closes_under_those_who_are_at_its_door(certificates: 
     asyncio.run(check())
 
 
-def test_a_server_that_was_ours_before_is_waited_for(certificates: Certificates) -> None:
+def test_a_server_that_was_ours_before_is_waited_for_and_the_log_says_why(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
     """Something else at its address, while it is away, is no reason to give up what runs."""
 
     async def check() -> None:
@@ -265,6 +267,7 @@ def test_a_server_that_was_ours_before_is_waited_for(certificates: Certificates)
             await again.close()
 
     asyncio.run(check())
+    assert caplog.text.count("server does not fit any more") == 1
 
 
 def test_another_version_of_the_protocol_is_named() -> None:

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -157,8 +157,10 @@ async def tcp_pair(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
     )
     clients: list[StreamClient] = []
+    # Dozens of handshakes at once take a busy machine longer than the tests' usual patience.
+    patience = replace(QUICK_CLIENT, greet_s=5.0) if tls else QUICK_CLIENT
 
-    def connect(token: str = TOKEN, limits: ClientLimits = QUICK_CLIENT, port: int | None = None) -> StreamClient:
+    def connect(token: str = TOKEN, limits: ClientLimits = patience, port: int | None = None) -> StreamClient:
         clients.append(
             TcpClient(
                 "127.0.0.1",

@@ -12,6 +12,7 @@ import hmac
 from rose.errors import ConfigError
 
 TOKEN_BYTES_MIN = 16
+MARK_BYTES = 16
 
 
 def checked_token(token: str) -> bytes:
@@ -40,5 +41,11 @@ def same(proof: bytes, expected: bytes) -> bool:
 
 
 def derived_nonce(seed: bytes, number: int) -> bytes:
-    """32 bytes that nobody without the seed can foretell, other ones for each number."""
-    return hmac.digest(seed, b"rose transfer nonce" + number.to_bytes(8, "little"), "sha256")
+    """32 bytes that nobody without the seed can foretell: the mark of the seed, then others for each number."""
+    own = hmac.digest(seed, b"rose transfer mark", "sha256")[:MARK_BYTES]
+    return own + hmac.digest(seed, b"rose transfer nonce" + number.to_bytes(8, "little"), "sha256")[MARK_BYTES:]
+
+
+def mark_of(client_nonce: bytes) -> bytes:
+    """What tells a client's connections from those of others."""
+    return client_nonce[:MARK_BYTES]

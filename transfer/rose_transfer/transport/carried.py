@@ -69,6 +69,10 @@ class CarriedServer(TcpServer):
         )
         self.lender = lender
 
+    @property
+    def path(self) -> str:
+        return self.lender.path
+
     def make_peer(self) -> Peer:
         return _CarriedPeer(self)
 
@@ -155,9 +159,13 @@ class CarriedClient(TcpClient):
         tls: ssl.SSLContext | None = None,
         limits: ClientLimits = _PIECES,
     ) -> None:
-        super().__init__(host, port, token=token, waits=waits, tls=tls, limits=limits)
         self._borrower = borrower
+        super().__init__(host, port, token=token, waits=waits, tls=tls, limits=limits)
         self._takers = ThreadPoolExecutor(limits.streams, thread_name_prefix="rose-take")
+
+    @property
+    def path(self) -> str:
+        return self._borrower.path
 
     def _make_dialed(self, number: int, lane: Lane) -> Dialed:
         path = _Path(self._borrower, self._takers, self._waits, self._server, self._limits)

@@ -39,6 +39,9 @@ class Giver(Protocol):
 
 
 class Lender(Protocol):
+    path: str
+    """The name of the path, the same at lenders and borrowers that fit: a word of up to 16 letters and digits."""
+
     def giver(self) -> Giver:
         """Raises TransferError if this machine has no such path."""
         ...
@@ -64,6 +67,8 @@ class Taker(Protocol):
 
 
 class Borrower(Protocol):
+    path: str
+
     def taker(self, offer: bytes) -> Taker:
         """Quick. Raises TransferError if the offer is of no use here."""
         ...

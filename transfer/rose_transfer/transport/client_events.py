@@ -1,7 +1,7 @@
 """What a client's session is told and what it asks for; see `client_session`.
 
-A *slot* is one of the client's connections-to-be; each connection made for it is a *link* with a number of its own, so
-that news of one that is gone can be told from news of its successor. An *ask* is one fetch, watch or search.
+Each connection is a *link* with a number of its own, so that news of one that is gone can be told from news of its
+successor. An *ask* is one fetch, watch or search.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    slot: int
+    """A rest is over; what was rested for since then, by a higher number, counts alone."""
+
+    rest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,4 +147,11 @@ class Failed:
     error: TransferError
 
 
-ClientAction: TypeAlias = Connect | Send | Drop | Grown | Fetched | Told | Found | Failed | After[ClientEvent]
+@dataclass(frozen=True, slots=True)
+class Misfits:
+    """Who welcomed us before does not fit any more. It is waited for all the same; say so to people."""
+
+    mismatch: Mismatch
+
+
+ClientAction: TypeAlias = Connect | Send | Drop | Misfits | Grown | Fetched | Told | Found | Failed | After[ClientEvent]

@@ -2,13 +2,18 @@
 
 Fetches are cut into pieces; each piece is asked for on whichever link has the fewest under way, the oldest fetch
 first. A link that is lost, silent or out of order costs exactly the pieces that were under way on it: they are asked
-for again, on any link. Links are opened when something is asked for, and opened again, ever more patiently, as long
-as somebody waits. How long that is, is the asker's to say: a session gives up only when it is refused.
+for again, on any link. One link is opened when something is asked for, and again, ever more patiently, as long as
+somebody waits. How long that is, is the asker's to say: a session gives up only when it is refused.
+
+Servers take so many connections and no more. So further links are opened only once there are more pieces to ask for
+than the one has room for, they are given up when they have been idle, and a server that has no room for them is left
+alone for as long.
 
 Invariants
 - Every ask ends in exactly one of Fetched, Told, Found, Failed, or in the asker's Cancelled.
 - Fetched is said only when every piece landed, each by a sound DATA frame that was asked for on that very link.
 - On a link at most `window` pieces are under way; on all links together a piece is under way at most once.
+- Of several links that are idle, one is kept.
 - Nothing is asked of a server that has not proved that it knows the token.
 - What comes from a link that was dropped or lost changes nothing.
 
@@ -39,6 +44,7 @@ from rose_transfer.transport.client_events import (
     Heard,
     LocateAsked,
     Lost,
+    Misfits,
     Retry,
     Send,
     Tick,
@@ -52,7 +58,6 @@ from rose_transfer.transport.client_state import (
     FetchState,
     LinkBook,
     LinkState,
-    SlotState,
 )
 from rose_transfer.transport.frames import Frame
 from rose_transfer.transport.interface import ObjectMissing, Refused
@@ -71,26 +76,33 @@ from rose_transfer.transport.messages import (
     Welcome,
     parse,
 )
-from rose_transfer.transport.mismatch import OTHER_TOKEN, TLS_THERE_ONLY, Mismatch
+from rose_transfer.transport.mismatch import OTHER_TOKEN, TLS_THERE_ONLY, Mismatch, of_paths
 from rose_transfer.transport.piece_list import PieceList
 
 
 class ClientSession:
-    """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing."""
+    """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing.
 
-    def __init__(self, token: bytes, nonce_seed: bytes, limits: ClientLimits) -> None:
+    `path` is the name of what pieces cross by, beside the connection; empty if they cross on it.
+    """
+
+    def __init__(self, token: bytes, nonce_seed: bytes, limits: ClientLimits, path: str = "") -> None:
         self._token = token
+        self._path = path
         self._nonce_seed = nonce_seed
         self._limits = limits
-        self._slots = [SlotState() for _ in range(limits.streams)]
         self._links: dict[int, LinkBook] = {}
         self._links_made = 0
         self._fetches: dict[int, FetchState] = {}
         self._calls: dict[int, CallState] = {}
         self._calls_to_send: list[int] = []
+        self._failures = 0
+        self._rests = 0
+        self._resting = False
         self._ticking = False
         self._welcomed = False
         self._misfits = 0
+        self._misfit_told = False
         self.last_trouble = ""
 
     def asked(self, link: int, request: int) -> Asked | None:
@@ -122,7 +134,7 @@ class ClientSession:
             case Connected(link):
                 if link in self._links:
                     self._links[link].state = LinkState.GREETING
-                    return [Send(link, Knock())]
+                    return [Send(link, Knock(self._path))]
             case Heard(link):
                 if link in self._links:
                     self._links[link].heard_s = now
@@ -132,11 +144,12 @@ class ClientSession:
             case Lost(link, why, mismatch):
                 if link in self._links:
                     return [*self._lose(link, self._told(link, why, mismatch)), *self._judge(mismatch)]
-            case Retry(slot):
-                self._slots[slot].waiting = False
+            case Retry(rest):
+                if rest == self._rests:
+                    self._resting = False
             case Tick():
                 self._ticking = False
-                return self._drop_silent(now)
+                return [*self._drop_silent(now), *self._drop_spare(now)]
         return ()
 
     # What links say
@@ -164,28 +177,35 @@ class ClientSession:
                 return [*self._drop(number, "a wrong proof"), *self._refuse("the server does not know our token")]
             link.state = LinkState.READY
             self._welcomed = True
-            self._slots[link.slot].failures = 0
+            self._misfits = 0
+            self._misfit_told = False
+            self._failures = 0
             return ()
         raise ProtocolError(f"received {type(message).__name__} while {link.state.value}")
 
     def _refused(self, number: int, fail: Fail) -> Sequence[ClientAction]:
-        dropped = self._drop(number, f"refused: {fail.text}")
+        dropped = self._drop(number, f"refused: {fail.text}", full=fail.code is FailCode.FULL)
         if fail.code is FailCode.TOKEN:
             return [*dropped, *self._refuse("the server does not accept our token")]
+        if fail.code is FailCode.PATH:
+            return [*dropped, *self._judge(of_paths(self._path))]
         return [*dropped, *self._judge(TLS_THERE_ONLY if fail.code is FailCode.TLS else None)]
 
     def _judge(self, mismatch: Mismatch | None) -> Sequence[ClientAction]:
         """Give up where another link would be no better.
 
-        A server that has welcomed us before does fit: it, or what stands in for it just now, is tried again. So is one
-        whose first bytes may have been damaged, once.
+        A server that has welcomed us before does fit: it, or what stands in for it just now, is tried again, and people
+        are told. So is one whose first bytes may have been damaged, once.
         """
-        if mismatch is None or self._welcomed:
+        if mismatch is None:
             return ()
         self._misfits += 1
-        if not mismatch.certain and self._misfits == 1:
+        if self._misfit_told or (not mismatch.certain and self._misfits == 1):
             return ()
-        return self._refuse(mismatch.what, mismatch)
+        if not self._welcomed:
+            return self._refuse(mismatch.what, mismatch)
+        self._misfit_told = True
+        return [Misfits(mismatch)]
 
     def _answer(self, link: LinkBook, message: Message) -> Sequence[ClientAction]:
         match message:
@@ -261,22 +281,32 @@ class ClientSession:
         ungreeted = self._links[number].state is LinkState.GREETING
         return f"{why}; it was connected and had not said a word: is a transfer server there?" if ungreeted else why
 
-    def _drop(self, number: int, why: str) -> Sequence[ClientAction]:
-        return [Drop(number, why), *self._lose(number, why)]
+    def _drop(self, number: int, why: str, *, full: bool = False) -> Sequence[ClientAction]:
+        return [Drop(number, why), *self._lose(number, why, full=full)]
 
-    def _lose(self, number: int, why: str) -> Sequence[ClientAction]:
+    def _lose(self, number: int, why: str, *, full: bool = False) -> Sequence[ClientAction]:
         link = self._links.pop(number)
         self.last_trouble = why
         for ask, offset in link.pieces.values():
             if ask in self._fetches:
                 self._fetches[ask].pieces.lost(offset)
         self._calls_to_send.extend(ask for ask in link.calls.values() if ask in self._calls)
-        slot = self._slots[link.slot]
-        slot.link = None
-        slot.waiting = True
-        delay_s = min(self._limits.retry_s_max, self._limits.retry_s * 2.0 ** min(slot.failures, 16))
-        slot.failures += 1
-        return [After(delay_s, Retry(link.slot))]
+        self._rests += 1
+        self._resting = True
+        return [After(self._rest_s(link, full=full), Retry(self._rests))]
+
+    def _rest_s(self, lost: LinkBook, *, full: bool) -> float:
+        """How long no link is opened after one was lost."""
+        limits = self._limits
+        if full and self._ready():
+            return limits.spare_s
+        rest_s = min(limits.retry_s_max, limits.retry_s * 2.0 ** min(self._failures, 16))
+        # Of links that were ready several are lost at once, with their server, which may be back as soon.
+        self._failures += lost.state is not LinkState.READY
+        return rest_s
+
+    def _ready(self) -> list[int]:
+        return [number for number, link in self._links.items() if link.state is LinkState.READY]
 
     def _drop_silent(self, now: float) -> Sequence[ClientAction]:
         silent = [
@@ -287,33 +317,52 @@ class ClientSession:
         ]
         return [action for number in silent for action in self._drop(number, self._told(number, "silence", None))]
 
+    def _drop_spare(self, now: float) -> Sequence[ClientAction]:
+        ready = self._ready()
+        idle = [
+            number
+            for number in ready
+            if not self._links[number].open and now - self._links[number].heard_s >= self._limits.spare_s
+        ]
+        spare = idle[1:] if len(idle) == len(ready) else idle
+        for number in spare:
+            del self._links[number]
+        return [Drop(number, "idle") for number in spare]
+
     # What to ask for next
 
     def _go_on(self, now: float) -> Sequence[ClientAction]:
         actions: list[ClientAction] = []
-        if self._fetches or self._calls:
-            wanted = len(self._slots) if self._fetches else 1
-            actions += [self._connect(n, now) for n in range(wanted) if self._is_free(self._slots[n])]
-            if not self._ticking:
-                self._ticking = True
-                actions.append(After(min(self._limits.greet_s, self._limits.stall_s) / 4, Tick()))
         while (request := self._next_request(now)) is not None:
             actions.append(request)
+        while not self._resting and len(self._links) < self._wanted():
+            actions.append(self._connect(now))
+        if not self._ticking and (self._asking() or len(self._links) > 1):
+            self._ticking = True
+            limits = self._limits
+            actions.append(After(min(limits.greet_s, limits.stall_s, limits.spare_s) / 4, Tick()))
         return actions
 
-    def _is_free(self, slot: SlotState) -> bool:
-        return slot.link is None and not slot.waiting
+    def _asking(self) -> bool:
+        return bool(self._fetches or self._calls)
 
-    def _connect(self, slot: int, now: float) -> Connect:
+    def _wanted(self) -> int:
+        """How many links there should be at least."""
+        if not self._ready():
+            return int(self._asking())
+        return self._limits.streams if self._fetch_to_ask() is not None else 1
+
+    def _fetch_to_ask(self) -> int | None:
+        return next((ask for ask, fetch in self._fetches.items() if fetch.pieces.has_next()), None)
+
+    def _connect(self, now: float) -> Connect:
         self._links_made += 1
         number = self._links_made
-        nonce = auth.derived_nonce(self._nonce_seed, number)
-        self._links[number] = LinkBook(slot, now, now, nonce)
-        self._slots[slot].link = number
+        self._links[number] = LinkBook(now, now, auth.derived_nonce(self._nonce_seed, number))
         return Connect(number)
 
     def _next_request(self, now: float) -> Send | None:
-        ready = [number for number, link in self._links.items() if link.state is LinkState.READY]
+        ready = self._ready()
         if not ready:
             return None
         number = min(ready, key=lambda each: (self._links[each].open, each))
@@ -322,7 +371,7 @@ class ClientSession:
             ask = self._calls_to_send.pop(0)
             return Send(number, link.call(ask, self._calls[ask], now))
         roomy = [each for each in ready if len(self._links[each].pieces) < self._limits.window]
-        ask_next = next((ask for ask, fetch in self._fetches.items() if fetch.pieces.has_next()), None)
+        ask_next = self._fetch_to_ask()
         if not roomy or ask_next is None:
             return None
         number = min(roomy, key=lambda each: (len(self._links[each].pieces), each))

@@ -1,4 +1,4 @@
-"""What a client session keeps about its slots, links and asks. See `client_session`."""
+"""What a client session keeps about its links and asks. See `client_session`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from rose_transfer.transport.piece_list import PieceList
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """`streams` links carry up to `window` pieces each; their product bounds what a long fat link can hold."""
+    """`streams` links carry up to `window` pieces each; their product bounds what a long fat link can hold.
+
+    A link beyond the first is given up after `spare_s` without use, and tried again as late if the server had no room.
+    """
 
     streams: int = 4
     window: int = 4
@@ -21,6 +24,7 @@ class ClientLimits:
     stall_s: float = 20.0
     retry_s: float = 0.1
     retry_s_max: float = 2.0
+    spare_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,6 @@ class CallState:
 class LinkBook:
     """A link, and what is open on it."""
 
-    slot: int
     since_s: float
     heard_s: float
     nonce: bytes
@@ -95,10 +98,3 @@ class LinkBook:
         if not self.open:
             self.heard_s = now
         self.requests += 1
-
-
-@dataclass(slots=True)
-class SlotState:
-    link: int | None = None
-    failures: int = 0
-    waiting: bool = False

@@ -71,6 +71,7 @@ class CollectiveLender:
         self._collective = collective
         self._waits = waits
         self._stall_s = stall_s
+        self.path = collective.name
 
     def giver(self) -> _PairGiver:
         return _PairGiver(self._collective, self._waits, self._stall_s)
@@ -118,6 +119,7 @@ class CollectiveBorrower:
 
     def __init__(self, collective: Collective) -> None:
         self._collective = collective
+        self.path = collective.name
 
     def taker(self, offer: bytes) -> _PairTaker:
         magic = _magic(self._collective)

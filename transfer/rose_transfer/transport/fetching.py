@@ -20,6 +20,7 @@ from typing import Any
 
 from rose.driver.core import After
 from rose.errors import ContractError, DeadlineExceeded, RoseError, TransferError
+from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.transport.auth import checked_token
 from rose_transfer.transport.client_events import (
@@ -38,6 +39,7 @@ from rose_transfer.transport.client_events import (
     Heard,
     LocateAsked,
     Lost,
+    Misfits,
     Send,
     Told,
     WatchAsked,
@@ -71,13 +73,18 @@ class StreamClient(ABC):
         self._waits = waits
         self._server = server
         self._limits = limits
-        self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits)
+        self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits, self.path)
         self._asks: dict[int, _Ask] = {}
         self._ask_numbers = itertools.count(1)
         self._dialed: dict[int, Dialed] = {}
         self._lanes: list[Lane] = []
         self._dialing: set[asyncio.Task[None]] = set()
         self._closed = False
+
+    @property
+    def path(self) -> str:
+        """The name of what pieces cross by, beside the connection; empty if they cross on it."""
+        return ""
 
     @abstractmethod
     async def _dial(self, make_link: Callable[[], Link]) -> None:
@@ -169,6 +176,10 @@ class StreamClient(ABC):
                     self._dialed[number].send(to_frame(message), self._spot(number, message))
             case Drop(number):
                 self._cut(number)
+            case Misfits(mismatch):
+                logger("transfer").warning(
+                    "server does not fit any more", server=self._server, why=mismatch.what, to_do=mismatch.to_do
+                )
             case Grown(ask, complete_bytes):
                 landing = self._asks[ask].landing if ask in self._asks else None
                 if landing is not None:

@@ -72,7 +72,7 @@ PAYLOAD_BYTES_MAX: Mapping[Kind, int] = {
     Kind.OFFER: 2**16,
     Kind.LENT: 24,
     Kind.TAKEN: 0,
-    Kind.KNOCK: 4,
+    Kind.KNOCK: 20,
 }
 FROM_SERVER = frozenset(
     {

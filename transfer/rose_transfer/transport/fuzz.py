@@ -151,6 +151,7 @@ class Fuzzer:
         if self._random.random() < 0.5:
             hello = Hello(_NONCE, auth.client_proof(_TOKEN, _NONCE, _NONCE))
             session.step(server_session.Arrived(to_frame(hello)), 0.0)
+            session.step(server_session.Entered(), 0.0)
             session.step(server_session.Arrived(to_frame(Watch(1, 5, 1000))), 0.0)
         session.step(server_session.Arrived(frame), 0.0)
 

@@ -26,8 +26,8 @@ class ObjectMissing(TransferError):
 
 
 class Refused(TransferError):
-    """The two sides do not fit: other tokens, TLS on one of them only, a certificate that is not accepted, or a service
-    of another kind. To try again is of no use before somebody has changed that.
+    """The two sides do not fit: other tokens, TLS on one of them only, a certificate that is not accepted, another
+    transport, or a service of another kind. To try again is of no use before somebody has changed that.
     """
 
 

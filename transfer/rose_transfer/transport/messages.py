@@ -1,9 +1,11 @@
 """What the frames mean. Every field of a frame that its kind does not use must be empty.
 
     kind       from    request  offset     size       payload
-    KNOCK      client  -        -          -          two ends of line; it says nothing, but says it first, see below
+    KNOCK      client  -        -          -          two ends of line, and the name of the path by which pieces are to
+                                                      cross, or nothing: on the connection; it comes first, see below
     CHALLENGE  server  -        -          -          32 random bytes
-    HELLO      client  -        -          -          32 random bytes, 32 bytes of proof (see `auth`)
+    HELLO      client  -        -          -          32 random bytes, of which the first 16 are those of all
+                                                      connections of the client; 32 bytes of proof (see `auth`)
     WELCOME    server  -        -          -          32 bytes of proof
     GET        client  number   in object  length     key; length 1 to 4 MiB, the answer may be shorter at the end
     DATA       server  as GET   as GET     of object  the bytes
@@ -56,11 +58,12 @@ class FailCode(IntEnum):
     FULL = 5
     NOT_LOCAL = 6
     TLS = 7
+    PATH = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Knock:
-    pass
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +185,8 @@ _LENT = struct.Struct("<QQQ")
 def to_frame(message: Message) -> Frame:
     """The frame that carries a message."""
     match message:
-        case Knock():
-            return Frame(Kind.KNOCK, payload=KNOCK)
+        case Knock(path):
+            return Frame(Kind.KNOCK, payload=KNOCK + path.encode())
         case Challenge(nonce):
             return Frame(Kind.CHALLENGE, payload=nonce)
         case Hello(nonce, proof):
@@ -229,7 +232,7 @@ def _parse(frame: Frame) -> Message | None:
     request, offset, size, payload = frame.request, frame.offset, frame.size, frame.payload
     match frame.kind:
         case Kind.KNOCK:
-            return Knock() if payload == KNOCK else None
+            return _knock(bytes(payload))
         case Kind.CHALLENGE:
             return Challenge(bytes(payload)) if len(payload) == NONCE_BYTES else None
         case Kind.HELLO:
@@ -295,6 +298,13 @@ def _is_plain(frame: Frame) -> bool:
         return False
     unused = (frame.request, has_request), (frame.offset, has_offset), (frame.size, has_size)
     return not any(value and not used for value, used in unused)
+
+
+def _knock(payload: bytes) -> Knock | None:
+    path = _text(payload[len(KNOCK) :])
+    if path is None or not payload.startswith(KNOCK):
+        return None
+    return Knock(path) if not path or (path.isascii() and path.isalnum()) else None
 
 
 def _lent(frame: Frame) -> Lent | None:

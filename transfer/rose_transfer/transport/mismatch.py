@@ -62,6 +62,16 @@ NOT_ACCEPTED = Mismatch(
 OTHER_TOKEN = Mismatch("the other side has another token", "the same on both sides", "compare the tokens' sources")
 
 
+def of_paths(here: str, there: str | None = None) -> Mismatch:
+    """Of two sides that carry pieces by other paths, empty for the connection itself; None if that is not known."""
+    other = "another way" if there is None else _how(there)
+    return Mismatch(
+        f"pieces cross {_how(here)} on this side, and {other} on the other",
+        "the same on both",
+        "use the same transport on both sides",
+    )
+
+
 def of_first_frame(error: FrameError) -> Mismatch | None:
     """What the first frame of a connection shows that was none; None if this was a later one, or may be damage."""
     if error.opening is None:
@@ -102,6 +112,10 @@ def of_handshake(error: BaseException) -> Mismatch | None:
         return NOT_ACCEPTED
     why = (error.reason or str(error)).lower().replace("_", " ")
     return Mismatch(f"no TLS with the other side: {why}", "settings that fit", "compare both sides' TLS", certain=False)
+
+
+def _how(path: str) -> str:
+    return f"by {path}" if path else "on the connection"
 
 
 def _another_protocol(protocol: str, *, certain: bool) -> Mismatch:

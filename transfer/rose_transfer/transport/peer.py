@@ -4,6 +4,7 @@ Invariants
 - What the session orders is performed here, and what came of it told.
 - Pieces are read in the server's threads and sent one after another; what a peer has open is closed behind the last
   read of it.
+- Nothing of a connection that has ended is called for later, so nothing of it stays.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from rose_transfer.transport.server_session import (
     Arrived,
     Began,
     Close,
+    Enter,
     Find,
     Located,
     PieceMoved,
@@ -54,11 +56,14 @@ class Peer:
 
     def __init__(self, server: StreamServer) -> None:
         self._server = server
-        self._session = ServerSession(server.token, secrets.token_bytes(32), server.limits, local=server.local)
+        self.session = ServerSession(
+            server.token, secrets.token_bytes(32), server.limits, local=server.local, path=server.path
+        )
         self._loop = asyncio.get_running_loop()
         # Bounded by the session, which never has more orders open than `requests_max`.
         self._orders: asyncio.Queue[Serve] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._later: dict[ServerEvent, asyncio.TimerHandle] = {}
         self._objects: dict[str, ReadableObject] = {}
         self._objects_lock = threading.Lock()
         self._over = False
@@ -67,10 +72,12 @@ class Peer:
     def step(self, event: ServerEvent) -> None:
         if self._over:
             return
-        for action in self._session.step(event, self._loop.time()):
+        for action in self.session.step(event, self._loop.time()):
             match action:
                 case Send(message):
                     self.link.send(to_frame(message))
+                case Enter():
+                    self._server.enter(self)
                 case Serve():
                     self._orders.put_nowait(action)
                 case Find():
@@ -80,11 +87,20 @@ class Peer:
                     self._leave()
                     self.link.close()
                 case After(delay_s, later):
-                    self._loop.call_later(delay_s, self.step, later)
+                    self._call_later(delay_s, later)
+
+    def _call_later(self, delay_s: float, event: ServerEvent) -> None:
+        def due() -> None:
+            del self._later[event]
+            self.step(event)
+
+        if event in self._later:
+            self._later[event].cancel()
+        self._later[event] = self._loop.call_later(delay_s, due)
 
     def opened(self, link: Link) -> None:
         if not self._server.admit(self):
-            link.send(to_frame(Fail(0, FailCode.FULL, "too many connections")))
+            link.send(to_frame(Fail(0, FailCode.FULL, "too many at once have yet to say who they are")))
             self._over = True
             link.close()
             return
@@ -125,6 +141,9 @@ class Peer:
             return
         self._over = True
         self._server.leave(self)
+        for handle in self._later.values():
+            handle.cancel()
+        self._later.clear()
         for task in tuple(self._tasks):
             task.cancel()
         self._server.readers.submit(self._close_objects)

@@ -34,7 +34,8 @@ _SLOT_S = 20.0
 _POLLS_AT_ONCE = 20
 _POLL_EVERY_S = 2e-4
 # Ahead of the metadata in an offer: what kind of offer it is.
-_MAGIC = b"rdma/1 "
+_PATH = "rdma"
+_MAGIC = f"{_PATH}/1 ".encode()
 
 
 class RdmaLender:
@@ -42,6 +43,8 @@ class RdmaLender:
 
     Raises ContractError if the agent does not lend, TransferError if the memory cannot be registered.
     """
+
+    path = _PATH
 
     def __init__(self, agent: NixlAgent, *, waits: WaitBoard, slots: int = 16) -> None:
         if not agent.lends:
@@ -95,6 +98,8 @@ class _RdmaGiver:
 
 class RdmaBorrower:
     """A client's way to what servers lend."""
+
+    path = _PATH
 
     def __init__(self, agent: NixlAgent) -> None:
         self._agent = agent

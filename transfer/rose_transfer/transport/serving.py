@@ -21,7 +21,8 @@ from rose_transfer.transport.interface import Announcement, ObjectSource, Prepar
 from rose_transfer.transport.link import Link
 from rose_transfer.transport.mismatch import Mismatch
 from rose_transfer.transport.peer import Peer
-from rose_transfer.transport.server_session import Announced, ServerLimits
+from rose_transfer.transport.places import Places
+from rose_transfer.transport.server_session import Announced, Entered, GiveWay, ServerLimits
 from rose_transfer.transport.token_bucket import TokenBucket
 
 # A way that is checked reads every object that it leads over: a model of 1 TB at 300 MB/s.
@@ -29,6 +30,7 @@ _PREPARE_S = 3600.0
 _READERS = 4
 _CLOSE_S = 1.0
 _TOLD_MAX = 256
+_FULL_EVERY_S = 60.0
 
 
 class StreamServer(ABC):
@@ -56,6 +58,8 @@ class StreamServer(ABC):
         self.token = checked_token(token)
         self.newest: Announcement | None = None
         self._peers: set[Peer] = set()
+        self._places: Places[Peer] = Places(limits.connections_max)
+        self._full_told_s: float | None = None
         self._told: set[tuple[str, str]] = set()
         self._server: asyncio.Server | None = None
         self._closed = False
@@ -78,6 +82,11 @@ class StreamServer(ABC):
     def local(self) -> bool:
         """Whether peers may ask for files."""
         return False
+
+    @property
+    def path(self) -> str:
+        """The name of what pieces cross by, beside the connection; empty if they cross on it."""
+        return ""
 
     @property
     def connections(self) -> int:
@@ -125,10 +134,39 @@ class StreamServer(ABC):
         return Peer(self)
 
     def admit(self, peer: Peer) -> bool:
-        if self._closed or len(self._peers) >= self.limits.connections_max:
+        """Whether a peer may come as far as to say who it is."""
+        if self._closed or len(self._peers) - len(self._places) >= self.limits.connections_max:
             return False
         self._peers.add(peer)
         return True
 
+    def enter(self, peer: Peer) -> None:
+        """Let a peer in, perhaps in place of another, or send it away."""
+        if self._places.full:
+            leaver = self._places.leaver_for(peer)
+            if leaver is None:
+                self._send_away(peer)
+                return
+            leaver.step(GiveWay("another client needs the place of this connection"))
+        self._places.enter(peer)
+        peer.step(Entered())
+
     def leave(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        self._places.leave(peer)
+
+    def _send_away(self, peer: Peer) -> None:
+        clients = self._places.clients
+        if self._places.has(peer.session.client):
+            peer.step(GiveWay("there is no room for further connections of one client"))
+            return
+        peer.step(GiveWay(f"it has {clients} clients, as many as it takes; put a relay between"))
+        now = asyncio.get_running_loop().time()
+        if self._full_told_s is None or now - self._full_told_s >= _FULL_EVERY_S:
+            self._full_told_s = now
+            logger("transfer").warning(
+                "clients are sent away",
+                server=self.name,
+                why=f"{clients} are connected, as many as it takes",
+                to_do="let some follow a relay, or raise connections_max",
+            )
