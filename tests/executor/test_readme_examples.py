@@ -5,6 +5,7 @@ What an example needs that is not in its file is what the text around it names: 
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -13,18 +14,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rose.errors import EngineError
+from rose_executor.control_client import ControlClient, EngineDescription
 from rose_executor.launcher import Command
 from rose_transfer.store import StoreReader
 from rose_transfer.store.buckets import unpack
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = (ROOT / "transfer" / "README.md", ROOT / "docs" / "weights.md")
+DOCUMENTS = tuple(ROOT / name for name in ("transfer/README.md", "docs/weights.md", "executor/README.md"))
 PYTHON = re.compile(r"```python\n(# (\S+\.py)\n.*?)```", re.DOTALL)
 RELAY = re.compile(r"^rose (relay .*)$", re.MULTILINE)
 DEADLINE_S = 250.0
@@ -152,7 +156,8 @@ def patient(text: str) -> str:
 
 def test_every_example_is_a_file_that_some_test_here_runs() -> None:
     printed = sum(document.read_text("utf-8").count("```python") for document in DOCUMENTS)
-    known = {"trainer.py", "reader.py", "follow.py", "layouts.py", "ranks.py", "vllm_update.py", "store.py", "rdma.py"}
+    near = {"trainer.py", "reader.py", "follow.py", "layouts.py", "ranks.py", "vllm_update.py"}
+    known = near | {"store.py", "rdma.py", "engine.py"}
     assert (printed, set(examples())) == (len(known), known)
 
 
@@ -217,5 +222,39 @@ def test_vllm_s_own_interface(rig: Any, folder: Folder) -> None:
     log = folder.path / "vllm.log"
     command = Command("cProfile", ("-o", os.devnull, "vllm_update.py"), log, folder.path)
     child = rig.run(rig.warm.launch(command))
-    assert rig.run(rig.waits.within(child.wait(), "example's end", "vLLM", DEADLINE_S)) == 0, log.read_text()[-4000:]
+    assert rig.run(asyncio.wait_for(child.wait(), DEADLINE_S)) == 0, log.read_text()[-4000:]
     assert "version 1\n" in log.read_text()
+
+
+@pytest.mark.engine
+def test_an_engine_is_started(rig: Any, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the warm process that the tests share, which stays; and from within the event loop that it is of."""
+    (folder.path / "model").symlink_to(rig.model)
+    monkeypatch.chdir(folder.path)
+    text = examples()["engine.py"]
+    for own, shared in (
+        ('await WarmProcess.start(waits, log_path=here / "warm.log")', "warm"),
+        ("await launcher.close()", "pass"),
+        ("asyncio.run(serve())", ""),
+    ):
+        assert own in text
+        text = text.replace(own, shared)
+    names: dict[str, Any] = {"warm": rig.warm}
+    exec(text, names)
+
+    async def describe() -> EngineDescription:
+        serving = asyncio.create_task(names["serve"]())
+        control = ControlClient(folder.path / "engine-0.sock", engine_id="engine-0", waits=rig.waits)
+        try:
+            while True:
+                with suppress(EngineError):
+                    return await control.describe()
+                assert not serving.done(), serving
+                await asyncio.sleep(0.1)
+        finally:
+            serving.cancel()
+            await asyncio.wait([serving])
+            await control.close()
+
+    described = rig.run(describe())
+    assert (described.engine_id, described.weight_version) == ("engine-0", 0)
