@@ -33,7 +33,7 @@ PYTHON = re.compile(r"```python\n(# (\S+\.py)\n.*?)```", re.DOTALL)
 RELAY = re.compile(r"^rose (relay .*)$", re.MULTILINE)
 DEADLINE_S = 250.0
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def examples() -> dict[str, str]:
