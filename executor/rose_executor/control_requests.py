@@ -14,7 +14,7 @@ from urllib.parse import quote
 from rose.errors import ConfigError, TransferError
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.runs import SOCKET_PATH_BYTES_MAX
-from rose_executor.version_number import version_number
+from rose.version_number import version_number
 
 
 def address(socket_path: Path) -> str:

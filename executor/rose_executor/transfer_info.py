@@ -16,8 +16,8 @@ from pathlib import Path
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from rose.errors import ConfigError, TransferError
+from rose.version_number import version_number
 from rose.waits import WaitBoard
-from rose_executor.version_number import version_number
 from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.store import BucketId, Packing
 from rose_transfer.transport.access import client_tls, host_and_port, read_token

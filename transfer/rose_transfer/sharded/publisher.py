@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from rose.errors import TransferError
 from rose.logs import logger
+from rose.version_number import version_number
 from rose.waits import WaitBoard
 from rose_transfer.codec.streams import Mode
 from rose_transfer.layout.export import Export
@@ -36,7 +37,7 @@ from rose_transfer.sharded.routes import Routes, make_routes, plan_own
 from rose_transfer.store.manifest import Manifest
 from rose_transfer.store.objects import object_key
 from rose_transfer.store.packing import Packing
-from rose_transfer.store.store import Store, check_weights, version_number
+from rose_transfer.store.store import Store, check_weights
 
 log = logger("sharded publisher")
 PUBLISH_TIMEOUT_S = 600.0

@@ -12,12 +12,12 @@ buckets that are worked on at once (see `at_once`).
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rose.errors import TransferError
+from rose.version_number import version_number
 from rose_transfer.codec import bucket_hash
 from rose_transfer.store import chain
 from rose_transfer.store.at_once import at_once, bucket_threads
@@ -205,20 +205,6 @@ def check_weights(version: int, packing: Packing) -> None:
             expected="at least one element of a parameter",
             to_do="look at the state dict, and at what is to be published of it",
         )
-
-
-def version_number(version: int) -> int:
-    """The number of a version, which trainers also count in integers of their libraries.
-
-    Raises TransferError if it is none: what is stored under such a one could not be read back.
-    """
-    try:
-        number = -1 if isinstance(version, bool) else operator.index(version)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise TransferError(f"{version!r} is no number of a version", expected="an integer from 0 to below 2^63")
-    return number
 
 
 def _anew(steps: tuple[Step, ...]) -> bool:
