@@ -142,11 +142,24 @@ def test_a_fault_of_our_own_says_so_and_how_to_see_it(rose: Any, job_file: Path,
     assert "rose --debug" in ended.err
 
 
-def test_an_interrupted_run_ends_with_130_and_no_traceback(rose: Any, job_file: Path, trainer: Trainer) -> None:
-    trainer.error = KeyboardInterrupt()
-    ended = rose("run", job_file)
-    assert ended.status == 130
-    assert "Traceback" not in ended.err
+# A run that was interrupted while a thread of an environment's goes on, which nobody can end.
+INTERRUPTED_RUN = """
+import sys, threading, time, types
+def run_job(*_, **__):
+    threading.Thread(target=time.sleep, args=(3600,)).start()
+    raise KeyboardInterrupt
+sys.modules["rose.trainer.run"] = types.SimpleNamespace(run_job=run_job)
+from rose.cli.main import main
+main()
+"""
+
+
+@pytest.mark.usefixtures("runtime_dir")
+def test_an_interrupted_run_leaves_at_once_with_130_and_no_traceback(job_file: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_RUN, "run", str(job_file)]
+    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == 130
+    assert b"Traceback" not in ended.stderr
 
 
 # The module on which the command spends its first third of a second, interrupted instead.
