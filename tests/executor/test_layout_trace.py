@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rose.machine import look
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.layout import Layout, Piece
 from rose_transfer.layout.layout_json import from_json
@@ -198,7 +199,8 @@ def test_a_model_of_real_size_needs_no_memory(answers: dict[str, Any]) -> None:
 def test_packed_weights_are_told_from_those_that_lie_as_traced(answers: dict[str, Any]) -> None:
     linear = {"qkv_proj", "o_proj", "gate_up_proj", "down_proj"}
     packed, unpacked = case(answers, "packed"), case(answers, "unpacked")
-    assert {name.split(".")[-2] for name in packed["relaid"]} == linear
+    # Without AVX-512 vLLM has no kernels that want them packed, and leaves them as they are.
+    assert {name.split(".")[-2] for name in packed["relaid"]} == (linear if look().avx512 else set())
     assert unpacked["relaid"] == []
     assert packed["tensors"] == unpacked["tensors"]
 

@@ -395,7 +395,7 @@ def test_information_of_another_kind_is_refused_in_words(story: Story, workers: 
 @one_or_two_workers
 def test_a_folder_that_was_removed_is_made_and_held_anew(story: Story, workers: int) -> None:
     assert story.answers[workers][HELD_AGAIN]["error"] == ""
-    assert "another process has its weights come to" in story.answers[workers][NOT_TO_BE_TAKEN]["error"]
+    assert "process has its weights come to" in story.answers[workers][NOT_TO_BE_TAKEN]["error"]
 
 
 @one_or_two_workers

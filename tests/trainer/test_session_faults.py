@@ -333,7 +333,7 @@ def test_a_full_disk_ends_the_run_with_what_is_free(bench: Bench) -> None:
     with small_disk(bench.folder / "rt", "8m"):
         played = bench.play({"weights": {"parity_every_steps": 0, "keep": 1}}, fill)
     assert isinstance(played.failure, TransferError)
-    assert re.search(r"no room for an object in .*: \d+ bytes needed, \d+ free", str(played.failure))
+    assert re.search(r"no room for version \d+ in .*: \d+ bytes needed, \d+ free", str(played.failure))
     played.balanced()
 
 
