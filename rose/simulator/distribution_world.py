@@ -8,10 +8,8 @@ What must hold, by the world's own books
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from random import Random
 
 from rose.driver.faults import FaultPlan
@@ -31,7 +29,7 @@ from rose.simulator.deployment import (
 )
 from rose.simulator.small_model import Bits, first_weights, moved
 from rose.simulator.switchboard import Switchboard
-from rose.simulator.world import must
+from rose.simulator.world import must, world_folder
 
 ACTS = 60
 ENGINES = 2
@@ -56,9 +54,8 @@ class DistributionWorld:
 
     def run(self) -> None:
         """Play to the end. Raises SimulationFailed."""
-        memory = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(prefix="rose-world-", dir=memory if memory.is_dir() else None) as folder:
-            self._folder = Path(folder)
+        with world_folder() as folder:
+            self._folder = folder
             self._deployment = Deployment(self._folder, self._transport, ENGINES, self._weights.__getitem__)
             self.driver = VirtualDriver(
                 self._deployment,

@@ -10,9 +10,7 @@ What must hold, by the world's own books
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from random import Random
 
 from rose.driver.faults import FaultPlan
@@ -30,7 +28,7 @@ from rose.simulator.relayed import (
     Wait,
 )
 from rose.simulator.small_model import Bits, first_weights, moved
-from rose.simulator.world import must
+from rose.simulator.world import must, world_folder
 
 ACTS = 30
 SHARE = 0.05
@@ -56,9 +54,8 @@ class RelayWorld:
 
     def run(self) -> None:
         """Play to the end. Raises SimulationFailed."""
-        memory = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(prefix="rose-world-", dir=memory if memory.is_dir() else None) as folder:
-            self._relayed = Relayed(Path(folder), self._seed, self._weights.__getitem__)
+        with world_folder() as folder:
+            self._relayed = Relayed(folder, self._seed, self._weights.__getitem__)
             self.driver = VirtualDriver(
                 self._relayed,
                 self._perform,

@@ -7,7 +7,10 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Protocol
 
 from rose.errors import ContractError
@@ -27,6 +30,14 @@ class World(Protocol):
     def fingerprint(self) -> str:
         """Hash of the trace."""
         ...
+
+
+@contextlib.contextmanager
+def world_folder() -> Iterator[Path]:
+    """A folder for a world's disks, in memory where there is room for one; gone with the world."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="rose-world-", dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def must(holds: bool, what: str, seen: object) -> None:
