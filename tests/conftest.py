@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import signal
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,11 @@ T = TypeVar("T")
 
 # Read by torch when it is first imported; two cores are shared by many tests.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background jobs and `nohup` ignore these, and so would every process that a test starts and then signals.
+for _signum, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_signum) is signal.SIG_IGN:
+        signal.signal(_signum, _handler)
 
 
 # The same examples every time: a run that fails fails again. New ones are looked for with HYPOTHESIS_PROFILE=search.

@@ -223,8 +223,10 @@ class Running:
 
     def until(self, line: str) -> None:
         """Wait until the run has said so."""
-        wait_for(lambda: line in self.said() or self.process.poll() is not None, line)
-        assert line in self.said(), self.said()
+        deadline = time.monotonic() + DEADLINE_S
+        while line not in self.said() and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert line in self.said(), f"{line!r} was not said, but: {self.said()}"
 
     def said(self) -> str:
         return self.words.read_text()
