@@ -9,6 +9,7 @@ import asyncio
 import functools
 import os
 import signal
+import time
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -62,6 +63,22 @@ def _uses_engine(file: Path) -> bool:
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneEngineScheduling:
     return OneEngineScheduling(config, log)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_busy_threads() -> Iterator[None]:
+    """What a file's tests leave running costs those behind it nothing: a thread that spins is found where it began."""
+    yield
+    deadline = time.monotonic() + 10.0
+    while (share := _busy_share(0.02)) > 0.5 and _busy_share(0.2) > 0.5:
+        assert time.monotonic() < deadline, f"threads that these tests left use {share:.1f} cores and do not end"
+
+
+def _busy_share(seconds: float) -> float:
+    """How many cores this process uses while it sleeps."""
+    started, used = time.monotonic(), time.process_time()
+    time.sleep(seconds)
+    return (time.process_time() - used) / (time.monotonic() - started)
 
 
 VOCABULARY = 96

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +38,28 @@ PATIENT = ClientLimits(streams=1, window=4, piece_bytes=PIECE, greet_s=1.0, stal
 @pytest.fixture(autouse=True)
 def _nixl() -> None:
     need_nixl()
+
+
+IDLE = """
+import time
+from rose_transfer.transport.nixl_agent import NixlAgent
+lender, borrower = NixlAgent(lends=True), NixlAgent(lends=False)
+lent, region = lender.register(4096), borrower.register(4096)
+lent.memory[:4] = b"lent"
+peer = borrower.meet(lender.metadata())
+read = borrower.read(peer, lent.address, 4096, region)
+while borrower.state(read).value == "under way":
+    pass
+assert region.memory[:4] == b"lent"
+used, began = time.process_time(), time.monotonic()
+time.sleep(1.0)
+print((time.process_time() - used) / (time.monotonic() - began))
+"""
+
+
+def test_an_agent_that_nobody_reads_from_sleeps() -> None:
+    idle = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, timeout=60, check=True)
+    assert float(idle.stdout.split()[-1]) < 0.2
 
 
 async def meddled(meddle: Meddle) -> int:

@@ -7,6 +7,7 @@ Invariants
 - A peer that a read failed on is forgotten and met anew, but only when no read from it is open: forgetting one in use
   crashes in UCX (NIXL pull request 1868).
 - An agent is closed only after its last read, and is then of no more use.
+- An agent that nobody reads from sleeps.
 
 Which path the reads take is UCX's to choose, or that of whoever sets UCX_TLS: an RDMA card, else shared memory, else
 TCP. Peers that know the token get keys that let them reach the lent memory, and no other.
@@ -29,6 +30,7 @@ from typing import Any
 from rose.errors import ContractError, TransferError
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
+_WAKES_EVERY_US = 10_000
 _CLASHING = "grpc_tools._protoc_compiler"
 
 
@@ -75,12 +77,7 @@ class NixlAgent:
         self._broken: set[str] = set()
         self._given_up: list[Read] = []
         try:
-            config = api.nixl_agent_config(
-                enable_prog_thread=lends,
-                backends=["UCX"],
-                sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT,
-            )
-            self._agent: Any = api.nixl_agent(self._name, config)
+            self._agent: Any = _agent(api, self._name, lends=lends)
         except Exception as error:
             raise TransferError(f"NIXL does not start: {error}", to_do="see its log, or use TcpServer") from error
 
@@ -197,6 +194,26 @@ class NixlAgent:
             self._given_up.remove(read)
             if all(other.region is not read.region for other in self._given_up):
                 self._agent.deregister_memory(read.region.registration)
+
+
+def _agent(api: Any, name: str, *, lends: bool) -> Any:
+    """An agent whose own thread, if it lends, is woken by what arrives, or by this time.
+
+    NIXL's Python class leaves no choice of that time and sets it to 0, with which the thread never sleeps and costs a
+    core for as long as the agent lives; so what it wraps is made anew before there is a backend that would see it.
+    """
+    bound = api.nixlBind
+    config = api.nixl_agent_config(
+        enable_prog_thread=lends, backends=[], sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+    )
+    agent = api.nixl_agent(name, config)
+    settings = bound.nixlAgentConfig()
+    settings.useProgThread = lends
+    settings.syncMode = bound.NIXL_THREAD_SYNC_STRICT
+    settings.pthrDelay = _WAKES_EVERY_US
+    agent.agent = bound.nixlAgent(name, settings)
+    agent.create_backend("UCX")
+    return agent
 
 
 def _nixl() -> Any:
