@@ -56,6 +56,10 @@ class Engine:
     def has_room(self) -> bool:
         return self.health is Health.HEALTHY and len(self.leases) < self.slots
 
+    def can_take(self, min_version: int) -> bool:
+        """Whether a lease that asks for this version may be placed here."""
+        return self.has_room and self.weight_version >= min_version
+
     @property
     def load(self) -> _Rank:
         """Comparable: the least loaded first, by share of slots, then of KV memory. Only of one with room."""

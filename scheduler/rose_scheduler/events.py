@@ -190,10 +190,11 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class EndAnswered:
-    """Answer to LeaseEnded."""
+    """Answer to LeaseEnded; the trajectory is named if that changed anything."""
 
     lease_id: str
     verdict: EndVerdict
+    trajectory_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

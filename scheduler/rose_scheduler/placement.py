@@ -133,12 +133,7 @@ class Placement:
         prefix = None if trajectory is None else trajectory.prefix
         if prefix is not None:
             engine = self.engines.live(prefix.engine_id, prefix.incarnation)
-            if (
-                engine is not None
-                and engine.has_room
-                and _holds(engine, prefix)
-                and prefix.weight_version >= min_version
-            ):
+            if engine is not None and _holds(engine, prefix) and engine.can_take(min_version):
                 return engine
         return self.engines.least_loaded(min_version)
 
@@ -201,7 +196,7 @@ class Placement:
         if lease is None or lease.engine is None:
             yield EndAnswered(event.lease_id, self.leases.verdict(event.lease_id))
             return
-        yield EndAnswered(event.lease_id, EndVerdict.ENDED)
+        yield EndAnswered(event.lease_id, EndVerdict.ENDED, lease.asked.trajectory_id)
         yield from self._over(lease, event.outcome, f"{event.outcome}, {event.tokens} tokens", now)
 
     def _cancelled(self, event: Cancelled, now: float) -> Iterator[PlacementAction]:
@@ -272,9 +267,8 @@ class Placement:
             return
         if how is not LeaseOutcome.DONE and trajectory.prefix is not None and _made_by(engine, trajectory.prefix):
             trajectory.prefix = None
-        if engine.health is not Health.DEAD:
-            self.engines.release(engine, lease_id)
-            yield from self._fill(engine, now)
+        self.engines.release(engine, lease_id)
+        yield from self._fill(engine, now)
 
     def _withdraw(self, lease: Lease, now: float, noted: str) -> None:
         """A waiting lease leaves, as if it had never been asked for."""
