@@ -11,45 +11,25 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
-import grpc
-
 from rose.errors import ContractError, DeadlineExceeded, EngineError, SchedulerError
 from rose.logs import logger
 from rose.proto.v1 import scheduler_pb2 as wire
-from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
-from rose_scheduler.access import credentials
+from rose_scheduler.calls import GRACE_S, Calls
 from rose_scheduler.events import EngineOffered, LeaseOutcome, Reason, Standing
 from rose_scheduler.wire import KINDS, OUTCOMES, REASONS, STANDINGS, member_of
 
 log = logger("scheduler client")
-
-_PAUSE_S = (0.02, 0.5)
-"""Between two tries, from and to; doubling."""
-_GRACE_S = 2.0
-"""How much longer than it was asked to a scheduler may take to say that there is no place."""
-_CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-)
-_FINAL = {
-    grpc.StatusCode.UNAUTHENTICATED: "give it the token of the scheduler's file",
-    grpc.StatusCode.UNIMPLEMENTED: "check that this is the address of a scheduler, of this version",
-    grpc.StatusCode.INVALID_ARGUMENT: "",
-}
 
 
 class LeaseRefused(SchedulerError):
@@ -86,7 +66,7 @@ class Lease:
     weight_version: int
     affine: bool
     until_s: float
-    token: str
+    token: str = field(repr=False)
     tokens: int = 0
     outcome: LeaseOutcome | None = None
 
@@ -104,18 +84,12 @@ class SchedulerClient:
     """One scheduler, at `address` (host:port). `timeout_s` is how long a report of an end, an offer or a beat may take.
 
     Every method raises SchedulerError if the scheduler does not accept the token or the call, and DeadlineExceeded
-    if it gives no answer in time.
+    if it gives no answer in time; of a scheduler that does not answer at all, `GRACE_S` later.
     """
 
     def __init__(self, address: str, *, token: str, waits: WaitBoard, timeout_s: float = 10.0) -> None:
-        if not 0 < timeout_s < math.inf:
-            raise ContractError(f"a scheduler's client with timeout_s={timeout_s}", expected="a time that ends")
-        self._whom = f"scheduler {address}"
+        self._calls = Calls(address, token=token, waits=waits, timeout_s=timeout_s)
         self._waits = waits
-        self._timeout_s = timeout_s
-        self._credentials = credentials(token)
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
-        self._stub: Any = SchedulerStub(self._channel)
 
     @asynccontextmanager
     async def lease(self, turn: Turn, *, wait_s: float, hold_s: float) -> AsyncIterator[Lease]:
@@ -145,7 +119,7 @@ class SchedulerClient:
             max_requests=engine.max_requests,
             weight_version=engine.weight_version,
         )
-        return await self._tell_engine("an engine's registration", self._stub.RegisterEngine, request)
+        return await self._tell_engine("an engine's registration", self._calls.stub.RegisterEngine, request)
 
     async def beat(self, engine: EngineOffered, state: EngineState) -> Standing:
         """Say that an engine lives, and how it is."""
@@ -156,12 +130,12 @@ class SchedulerClient:
             slots_open=state.slots_open,
             kv_used_fraction=state.kv_used_fraction,
         )
-        return await self._tell_engine("an engine's beat", self._stub.Beat, request)
+        return await self._tell_engine("an engine's beat", self._calls.stub.Beat, request)
 
     async def withdraw(self, engine: EngineOffered, why: str) -> Standing:
         """Take this incarnation back for good; what runs on it is lost."""
         request = wire.WithdrawEngineRequest(engine_id=engine.engine_id, incarnation=engine.incarnation, why=why)
-        return await self._tell_engine("an engine's withdrawal", self._stub.WithdrawEngine, request)
+        return await self._tell_engine("an engine's withdrawal", self._calls.stub.WithdrawEngine, request)
 
     async def keep_offered(
         self, engine: EngineOffered, state: Callable[[], EngineState], *, every_s: float
@@ -186,15 +160,15 @@ class SchedulerClient:
 
     async def status(self) -> Any:
         """The scheduler's state, as `rose.v1.SchedulerStatus`."""
-        return await self._call("a status", self._stub.Status, wire.StatusRequest(), self._timeout_s)
+        return await self._calls.answer("a status", self._calls.stub.Status, wire.StatusRequest())
 
     async def why(self, some_id: str) -> Any:
         """What a trajectory (or an open lease of it) waits for, as `rose.v1.WhyReply`."""
-        return await self._call("a reason", self._stub.Why, wire.WhyRequest(some_id=some_id), self._timeout_s)
+        return await self._calls.answer("a reason", self._calls.stub.Why, wire.WhyRequest(some_id=some_id))
 
     async def close(self) -> None:
-        """End what is under way."""
-        await self._channel.close()
+        """End every call that is under way with SchedulerError; further ones are ContractErrors."""
+        await self._calls.close()
 
     async def __aenter__(self) -> SchedulerClient:
         return self
@@ -207,16 +181,17 @@ class SchedulerClient:
     async def _ask(self, turn: Turn, wait_s: float, hold_s: float) -> Lease:
         until_s = time.monotonic() + wait_s
         lease_id = _new_lease_id()
-        with self._waits.waiting("a lease", f"{self._whom} for {turn.trajectory_id}", wait_s):
+        with self._waits.waiting("a lease", f"{self._calls.whom} for {turn.trajectory_id}", wait_s + GRACE_S):
             while True:
                 request = partial(_question, lease_id, turn, hold_s)
-                reply = await self._answer(
-                    "a lease", self._stub.AskLease, request, until_s - time.monotonic(), grace_s=_GRACE_S
+                left_s = until_s - time.monotonic()
+                reply = await self._calls.repeated(
+                    "a lease", self._calls.stub.AskLease, request, left_s, grace_s=GRACE_S
                 )
                 if reply.HasField("grant"):
                     return _lease(lease_id, reply.grant)
                 if reply.HasField("lapse"):
-                    raise self._late("a lease", wait_s, reply.lapse.what)
+                    raise self._calls.late("a lease", wait_s, reply.lapse.what)
                 if await self._must_be_new(reply.refusal, until_s, wait_s):
                     lease_id = _new_lease_id()
 
@@ -229,14 +204,14 @@ class SchedulerClient:
             raise LeaseRefused(reason, refusal.what)
         pause_s = refusal.retry_after_ms / 1000 * random.uniform(0.5, 1.5)
         if time.monotonic() + pause_s >= until_s:
-            raise self._late("a lease", wait_s, refusal.what)
+            raise self._calls.late("a lease", wait_s, refusal.what)
         await asyncio.sleep(pause_s)
         return False
 
     async def _end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         request = wire.EndLeaseRequest(lease_id=lease.lease_id, outcome=OUTCOMES[outcome], tokens=lease.tokens)
         try:
-            reply = await self._call("the end of a lease", self._stub.EndLease, request, self._timeout_s)
+            reply = await self._calls.answer("the end of a lease", self._calls.stub.EndLease, request)
         except (DeadlineExceeded, SchedulerError) as error:
             log.warning("the end of a lease could not be told", lease_id=lease.lease_id, why=str(error))
             return
@@ -244,7 +219,7 @@ class SchedulerClient:
             raise ContractError(f"the end of lease {lease.lease_id} is malformed: {reply.what}")
 
     async def _tell_engine(self, what: str, method: Any, request: Any) -> Standing:
-        reply = await self._call(what, method, request, self._timeout_s)
+        reply = await self._calls.answer(what, method, request)
         if reply.standing == wire.ENGINE_STANDING_MALFORMED:
             raise ContractError(f"{what} is malformed: {reply.what}")
         return member_of(reply.standing, STANDINGS)
@@ -261,32 +236,6 @@ class SchedulerClient:
                 expected="one incarnation of it at a time, offered always with the same facts",
                 to_do="end it, or start it anew under another incarnation",
             )
-
-    async def _call(self, what: str, method: Any, request: Any, timeout_s: float) -> Any:
-        with self._waits.waiting(what, self._whom, timeout_s):
-            return await self._answer(what, method, lambda _: request, timeout_s)
-
-    async def _answer(
-        self, what: str, method: Any, request: Callable[[float], Any], timeout_s: float, *, grace_s: float = 0.0
-    ) -> Any:
-        """One answer, through a scheduler that goes away and comes back; `request` is made of the seconds left."""
-        until_s = time.monotonic() + timeout_s
-        pause_s, most_s = _PAUSE_S
-        while True:
-            left_s = max(0.001, until_s - time.monotonic())
-            try:
-                return await method(request(left_s), timeout=left_s + grace_s, metadata=self._credentials)
-            except grpc.aio.AioRpcError as error:
-                if error.code() in _FINAL:
-                    to_do = _FINAL[error.code()]
-                    raise SchedulerError(f"{self._whom} refuses: {error.details()}", to_do=to_do) from error
-                if time.monotonic() + pause_s >= until_s:
-                    raise self._late(what, timeout_s, error.details() or str(error.code())) from error
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, most_s)
-
-    def _late(self, what: str, timeout_s: float, why: str) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{self._whom}: not {what} after {timeout_s:g} s: {why}", boundary="scheduler")
 
 
 def _new_lease_id() -> str:

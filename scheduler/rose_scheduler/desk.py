@@ -164,7 +164,7 @@ class Desk:
             case Grant():
                 engine = self.core.engines.live(answer.engine_id, answer.incarnation)
                 kind = "gone" if engine is None else str(engine.kind)
-                self._metrics.granted.labels(kind, answer.affine).inc()
+                self._metrics.granted.labels(kind, str(answer.affine).lower()).inc()
                 self._metrics.wait_seconds.observe(waited_s)
                 if event.turn > 1 and not answer.affine:
                     self._metrics.moved_tokens.inc(event.context_tokens)

@@ -8,7 +8,7 @@ Expire, at the latest at its deadline; Cancelled by nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rose.driver.core import After
@@ -124,7 +124,7 @@ class LeaseAsked:
     min_version: int
     deadline_s: float
     hold_s: float
-    token: str
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Grant:
     weight_version: int
     until_s: float
     affine: bool
-    token: str
+    token: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

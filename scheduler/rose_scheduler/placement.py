@@ -119,15 +119,14 @@ class Placement:
             what = f"trajectory {event.trajectory_id} is of group {known.group.group_id}"
             yield Refuse(event.lease_id, Reason.CONFLICT, what)
             return
-        if event.deadline_s <= now:
-            self.leases.remember(event.lease_id, Lapse.NOT_PLACED)
-            yield Expire(event.lease_id, event.trajectory_id, Lapse.NOT_PLACED, "its deadline had passed")
-            return
         engine = self._pick(known, event.min_version)
-        if engine is None:
-            yield from self._wait(event, now)
-        else:
+        if engine is not None:
             yield self._grant(self._open(event, now), engine, now)
+        elif event.deadline_s <= now:
+            self.leases.remember(event.lease_id, Lapse.NOT_PLACED)
+            yield Expire(event.lease_id, event.trajectory_id, Lapse.NOT_PLACED, "there was no place at once")
+        else:
+            yield from self._wait(event, now)
 
     def _pick(self, trajectory: Trajectory | None, min_version: int) -> Engine | None:
         prefix = None if trajectory is None else trajectory.prefix

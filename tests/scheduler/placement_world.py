@@ -314,7 +314,7 @@ class PlacementWorld:
         asked = self.waiting.pop(grant.lease_id, None)
         must(asked is not None and grant.lease_id not in self.over, f"{grant} of one that does not wait")
         assert asked is not None
-        must(self.now < asked.deadline_s, f"{grant} after its deadline")
+        must(self.now <= asked.deadline_s, f"{grant} after its deadline")
         must(grant.token == asked.token, f"{grant} with another's token")
         book = self.engines.get(grant.engine_id)
         must(book is not None and book.offered.incarnation == grant.incarnation, f"{grant} on a dead engine")

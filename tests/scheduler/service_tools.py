@@ -42,6 +42,7 @@ class Site:
     client: SchedulerClient
     stub: Any
     channel: grpc.aio.Channel
+    server: grpc.aio.Server
 
     async def say(self, method: str, request: Any) -> Any:
         return await getattr(self.stub, method)(request, timeout=LONG_S, metadata=credentials(TOKEN))
@@ -74,7 +75,7 @@ async def site(**limits: float) -> AsyncIterator[Site]:
     channel = grpc.aio.insecure_channel(address)
     async with SchedulerClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S) as client:
         try:
-            yield Site(desk, address, waits, metrics, client, SchedulerStub(channel), channel)
+            yield Site(desk, address, waits, metrics, client, SchedulerStub(channel), channel, server)
         finally:
             await channel.close()
             desk.close()

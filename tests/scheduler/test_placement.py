@@ -196,7 +196,15 @@ def test_nothing_is_granted_after_its_deadline_even_where_time_has_leapt() -> No
         ("waits", Lapse.NOT_PLACED),
     }
     assert only(Grant, actions).lease_id == "longer"
-    assert only(Expire, story.ask("late", wait_s=0.0)).lapse is Lapse.NOT_PLACED
+
+
+def test_who_does_not_wait_gets_what_there_is_at_once_or_nothing() -> None:
+    story = Story()
+    story.join(most=1)
+    assert only(Grant, story.ask("a", wait_s=0.0)).lease_id == "a"
+    lapsed = only(Expire, story.ask("b", wait_s=0.0))
+    assert (lapsed.lapse, lapsed.what) == (Lapse.NOT_PLACED, "there was no place at once")
+    assert only(Refuse, story.ask("b")).reason is Reason.ENDED
 
 
 def test_a_lease_that_is_held_too_long_frees_its_slot_and_its_end_is_late() -> None:

@@ -398,3 +398,39 @@ def test_a_scheduler_that_is_not_there_is_told_by_name_at_the_deadline() -> None
                 SchedulerClient("127.0.0.1:1", token=TOKEN, waits=waits, timeout_s=float("inf"))
 
     asyncio.run(check())
+
+
+def test_closing_a_client_ends_its_calls_by_name() -> None:
+    async def check() -> None:
+        async with site() as here:
+            client = SchedulerClient(here.address, token=TOKEN, waits=here.waits)
+
+            async def wait_for_it() -> None:
+                async with client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S):
+                    pass
+
+            waiting = asyncio.create_task(wait_for_it())
+            await until(lambda: len(here.desk.core.line) == 1)
+            await client.close()
+            with pytest.raises(SchedulerError, match="not a lease: the client was closed"):
+                await waiting
+            with pytest.raises(ContractError, match="is closed"):
+                await client.status()
+            await until(lambda: len(here.desk.core.line) == 0)
+
+    asyncio.run(check())
+
+
+def test_an_end_that_cannot_be_told_is_logged_and_spoils_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with site() as here:
+            await here.joined()
+            client = SchedulerClient(here.address, token=TOKEN, waits=here.waits, timeout_s=0.05)
+            async with client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S) as lease:
+                await here.server.stop(None)
+            await client.close()
+            lines = [str(record.msg) for record in caplog.records]
+            (line,) = [line for line in lines if "the end of a lease could not be told" in line]
+            assert lease.lease_id in line
+
+    asyncio.run(check())
