@@ -163,7 +163,7 @@ class SchedulerClient:
         return await self._calls.answer("a status", self._calls.stub.Status, wire.StatusRequest())
 
     async def why(self, some_id: str) -> Any:
-        """What a trajectory (or an open lease of it) waits for, as `rose.v1.WhyReply`."""
+        """What a trajectory (or a lease of it) waits for, as `rose.v1.WhyReply`."""
         return await self._calls.answer("a reason", self._calls.stub.Why, wire.WhyRequest(some_id=some_id))
 
     async def close(self) -> None:

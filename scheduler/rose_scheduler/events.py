@@ -217,4 +217,4 @@ class HealthChanged:
     why: str
 
 
-PlacementAction = Grant | Refuse | Expire | EndAnswered | EngineAnswered | HealthChanged | After[Tick]
+PlacementAction = Grant | Refuse | Expire | EndAnswered | EngineAnswered | HealthChanged | After[PlacementEvent]

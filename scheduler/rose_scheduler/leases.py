@@ -43,7 +43,7 @@ class Leases:
     def __init__(self, ended_max: int) -> None:
         self._ended_max = ended_max
         self._open: dict[str, Lease] = {}
-        self._over: OrderedDict[str, LeaseOutcome | Lapse] = OrderedDict()
+        self._over: OrderedDict[str, tuple[LeaseOutcome | Lapse, str]] = OrderedDict()
         self._deadlines: Deadlines[str] = Deadlines()
 
     def __len__(self) -> int:
@@ -60,11 +60,19 @@ class Leases:
 
     def how_over(self, lease_id: str) -> LeaseOutcome | Lapse | None:
         """How a lease ended, None if it is open, unknown or forgotten."""
-        return self._over.get(lease_id)
+        over = self._over.get(lease_id)
+        return None if over is None else over[0]
+
+    def whose(self, lease_id: str) -> str | None:
+        """The trajectory of a lease, open or over; None if it is unknown or forgotten."""
+        lease, over = self._open.get(lease_id), self._over.get(lease_id)
+        if lease is not None:
+            return lease.asked.trajectory_id
+        return None if over is None else over[1]
 
     def verdict(self, lease_id: str) -> EndVerdict:
         """What to say to the end of a lease that is not held."""
-        match self._over.get(lease_id):
+        match self.how_over(lease_id):
             case LeaseOutcome():
                 return EndVerdict.DUPLICATE
             case Lapse():
@@ -89,11 +97,11 @@ class Leases:
 
     def end(self, lease: Lease, how: LeaseOutcome | Lapse) -> None:
         self.withdraw(lease)
-        self.remember(lease.asked.lease_id, how)
+        self.remember(lease.asked, how)
 
-    def remember(self, lease_id: str, how: LeaseOutcome | Lapse) -> None:
-        """A lease is over that was not open."""
-        self._over[lease_id] = how
+    def remember(self, asked: LeaseAsked, how: LeaseOutcome | Lapse) -> None:
+        """A lease is over that is not open."""
+        self._over[asked.lease_id] = (how, asked.trajectory_id)
         if len(self._over) > self._ended_max:
             self._over.popitem(last=False)
 

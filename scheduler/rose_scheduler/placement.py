@@ -78,9 +78,9 @@ class Placement:
         return (*self._overdue(now), *self._react(event, now), *self._next_tick(event, now))
 
     def why(self, some_id: str, now: float) -> Why | None:
-        """What a trajectory, named by itself or by an open lease of it, waits for; None if it is not known."""
+        """What a trajectory, named by itself or by a lease of it, waits for; None if it is not known."""
         lease = self.leases.find(some_id)
-        trajectory = self.trajectories.find(some_id) if lease is None else lease.trajectory
+        trajectory = self.trajectories.find(self.leases.whose(some_id) or some_id)
         if trajectory is None:
             return None
         if lease is None:
@@ -123,7 +123,7 @@ class Placement:
         if engine is not None:
             yield self._grant(self._open(event, now), engine, now)
         elif event.deadline_s <= now:
-            self.leases.remember(event.lease_id, Lapse.NOT_PLACED)
+            self.leases.remember(event, Lapse.NOT_PLACED)
             yield Expire(event.lease_id, event.trajectory_id, Lapse.NOT_PLACED, "there was no place at once")
         else:
             yield from self._wait(event, now)
@@ -277,7 +277,7 @@ class Placement:
         self.line.drop(lease_id)
         self.trajectories.close(lease.trajectory, lease_id)
 
-    def _next_tick(self, event: PlacementEvent, now: float) -> Iterator[After[Tick]]:
+    def _next_tick(self, event: PlacementEvent, now: float) -> Iterator[After[PlacementEvent]]:
         """One timer is out for the earliest deadline; one that an earlier deadline overtook is not listened to."""
         if isinstance(event, Tick) and event.number == self._tick:
             self._tick_s = None

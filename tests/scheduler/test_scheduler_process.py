@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import signal
+import sys
+import textwrap
 import urllib.request
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -21,7 +25,7 @@ from rose.runs import list_runs
 from rose.status import read_status
 from rose.waits import WaitBoard
 from rose_scheduler.access import read_token
-from rose_scheduler.client import EngineState, SchedulerClient
+from rose_scheduler.client import EngineState, SchedulerClient, Turn
 from rose_scheduler.config import SchedulerConfig, load_config
 
 
@@ -71,6 +75,60 @@ def test_clients_and_engines_outlast_a_scheduler_that_is_killed(short_path: Path
         assert sum(line["event"] == "lease granted" for line in lines) == 8
         verdicts = [line["verdict"] for line in lines if line["event"] == "lease ended"]
         assert (verdicts.count("unknown"), verdicts.count("ended")) == (2, 6)
+
+    with_process(short_path, body)
+
+
+def test_a_client_that_is_killed_leaves_the_line(short_path: Path) -> None:
+    asker = (
+        "import asyncio; from service_tools import *\n"
+        "async def ask(address):\n"
+        "    async with SchedulerClient(address, token=TOKEN, waits=WaitBoard()) as client:\n"
+        "        async with client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S): pass\n"
+        "asyncio.run(ask(sys.argv[1]))"
+    )
+
+    async def body(process: SchedulerProcess, client: SchedulerClient) -> None:
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        killed = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", asker, process.address, env={**os.environ, "PYTHONPATH": path}
+        )
+        await waiting(client, 1)
+        killed.kill()
+        await killed.wait()
+        await waiting(client, 0)
+
+    with_process(short_path, body)
+
+
+async def waiting(client: SchedulerClient, number: int) -> None:
+    async with asyncio.timeout(LONG_S):
+        while (await client.status()).waiting != number:
+            await asyncio.sleep(0.01)
+
+
+def test_the_readme_s_example_works(short_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "scheduler" / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+
+    async def stream(address: str, token: str) -> int:
+        assert address == "http://at-e"
+        assert token
+        return 12
+
+    async def body(process: SchedulerProcess, client: SchedulerClient) -> None:
+        await client.offer(offered(version=6))
+        await client.beat(offered(version=6), EngineState(6, 1, 0.0))
+        here = {"127.0.0.1:7080": process.address, 'Path("token")': f'Path("{short_path}/token")'}
+        example = code
+        for there, address in here.items():
+            assert there in example
+            example = example.replace(there, address)
+        names = {"SchedulerClient": SchedulerClient, "read_token": read_token, "Path": Path, "Turn": Turn}
+        scope: dict[str, Any] = {**names, "waits": WaitBoard(), "stream": stream}
+        exec(f"async def example():\n{textwrap.indent(example, '    ')}", scope)
+        await scope["example"]()
+        assert (await client.why("trajectory-7")).history[-1].what == "done, 12 tokens"
 
     with_process(short_path, body)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -160,10 +161,21 @@ def test_bytes_that_are_no_message_end_their_call_and_nothing_else() -> None:
     async def check() -> None:
         async with site() as here:
             for method in ("AskLease", "Beat", "EndLease", "Why", "Nonsense"):
-                for sent in (b"\xff" * 64, b"\x0a\xff\xff\xff\xff\x0f", b"x" * (MESSAGE_BYTES_MAX + 1)):
+                for sent in (b"\xff" * 64, b"\x0a\xff\xff\xff\xff\x0f"):
                     call = here.channel.unary_unary(f"/rose.v1.Scheduler/{method}")
                     with pytest.raises(grpc.aio.AioRpcError):
                         await call(sent, timeout=LONG_S, metadata=credentials(TOKEN))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await here.say("Why", wire.WhyRequest(some_id="x" * MESSAGE_BYTES_MAX))
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            host, _, port = here.address.partition(":")
+            for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writer.write(sent)
+                with suppress(ConnectionError):  # it hangs up
+                    async with asyncio.timeout(LONG_S):
+                        await reader.read()
+                writer.close()
             await still_works(here)
 
     asyncio.run(check())
@@ -296,6 +308,35 @@ def test_an_engine_that_comes_again_under_another_incarnation_ends_the_older_one
             assert here.sample("leases_lapsed_total", lapse="engine lost") == 1
             assert here.sample("leases_ended_total", verdict="late") == 1
             new.cancel()
+
+    asyncio.run(check())
+
+
+def test_an_engine_takes_turns_as_soon_as_it_is_offered() -> None:
+    async def check() -> None:
+        async with site() as here:
+            keeping = here.client.keep_offered(offered(version=3), lambda: EngineState(4, 1, 0.0), every_s=LONG_S)
+            task = asyncio.create_task(keeping)
+            async with here.client.lease(turn(min_version=4), wait_s=LONG_S, hold_s=LONG_S) as lease:
+                assert lease.weight_version == 4
+            task.cancel()
+
+    asyncio.run(check())
+
+
+def test_a_lease_that_is_over_before_its_asker_heard_of_it_is_asked_for_under_another_id(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ids = iter(("l", "m"))
+    monkeypatch.setattr("rose_scheduler.client._new_lease_id", lambda: next(ids))
+
+    async def check() -> None:
+        async with site() as here:
+            await here.joined()
+            await here.say("AskLease", wire.AskLeaseRequest(**LEASE))
+            await here.say("EndLease", wire.EndLeaseRequest(lease_id="l", outcome=1, tokens=0))
+            async with here.client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S) as lease:
+                assert lease.lease_id == "m"
 
     asyncio.run(check())
 

@@ -37,6 +37,7 @@ def test_a_trajectory_is_followed_from_turn_to_turn() -> None:
         ("done, 7 tokens", "e"),
     ]
     assert asked(story, "t").history[0].at_s == 100.0
+    assert asked(story, "a") == why
     assert story.core.why("nobody", story.now) is None
 
 
