@@ -58,7 +58,7 @@ from rose_scheduler.leases import Lease, Leases
 from rose_scheduler.limits import Limits
 from rose_scheduler.trajectories import Prefix, Trajectories, Trajectory
 from rose_scheduler.waiting import WaitingLine
-from rose_scheduler.why import Why, explain
+from rose_scheduler.why import Why, explain, missing
 
 
 class Placement:
@@ -124,7 +124,8 @@ class Placement:
             yield self._grant(self._open(event, now), engine, now)
         elif event.deadline_s <= now:
             self.leases.remember(event, Lapse.NOT_PLACED)
-            yield Expire(event.lease_id, event.trajectory_id, Lapse.NOT_PLACED, "there was no place at once")
+            what = f"it did not wait for {missing(self.engines, event.min_version)}"
+            yield Expire(event.lease_id, event.trajectory_id, Lapse.NOT_PLACED, what)
         else:
             yield from self._wait(event, now)
 

@@ -96,16 +96,21 @@ def free_port() -> int:
 
 
 class SchedulerProcess:
-    """`rose scheduler` at one port, to be killed and started again."""
+    """`rose scheduler` at one port, to be killed and started again; an engine that has beaten once stays healthy."""
 
-    def __init__(self, folder: Path, *arguments: object) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         token_file = folder / "token"
         token_file.write_text(TOKEN)
         token_file.chmod(0o600)
-        self._arguments = ["--token-file", token_file, "--out", folder / "runs", "--port", self.port, *arguments]
+        config = folder / "scheduler.toml"
+        config.write_text(
+            f'[scheduler]\ntoken_file = "token"\nout = "runs"\nport = {self.port}\n'
+            f"[limits]\nbeat_deadline_s = {10 * LONG_S}\ndead_after_s = {20 * LONG_S}\n"
+        )
+        self._arguments = ["--config", config]
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> str:

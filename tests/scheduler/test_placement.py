@@ -203,7 +203,10 @@ def test_who_does_not_wait_gets_what_there_is_at_once_or_nothing() -> None:
     story.join(most=1)
     assert only(Grant, story.ask("a", wait_s=0.0)).lease_id == "a"
     lapsed = only(Expire, story.ask("b", wait_s=0.0))
-    assert (lapsed.lapse, lapsed.what) == (Lapse.NOT_PLACED, "there was no place at once")
+    assert (lapsed.lapse, lapsed.what) == (
+        Lapse.NOT_PLACED,
+        "it did not wait for an engine of version 0 or newer with room: 1 full",
+    )
     assert only(Refuse, story.ask("b")).reason is Reason.ENDED
 
 

@@ -33,12 +33,10 @@ def state() -> EngineState:
     return EngineState(0, 2, 0.0)
 
 
-def with_process(
-    folder: Path, body: Callable[[SchedulerProcess, SchedulerClient], Awaitable[None]], *arguments: object
-) -> None:
+def with_process(folder: Path, body: Callable[[SchedulerProcess, SchedulerClient], Awaitable[None]]) -> None:
     async def check() -> None:
         async with (
-            SchedulerProcess(folder, *arguments) as process,
+            SchedulerProcess(folder) as process,
             SchedulerClient(process.address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S) as client,
         ):
             await body(process, client)
