@@ -83,7 +83,7 @@ class SchedulerMetrics:
         self.waiting = gauge("leases_waiting", "Leases that wait for an engine.")
         self.held = gauge("leases_held", "Leases that are held.")
         self.engines = gauge("engines", "Engines that are offered.", "health")
-        self.trajectories = gauge("trajectories", "Trajectories that are remembered.")
+        self.remembered = gauge("remembered", "Entries in memory; each kind is bounded.", "kind")
         self.open_waits = gauge("open_waits", "Named waits that are open now.")
 
 

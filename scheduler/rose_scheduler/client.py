@@ -144,18 +144,13 @@ class SchedulerClient:
 
         Raises SchedulerError if another incarnation has taken its place, or it was offered otherwise.
         """
-        away = False
+        trouble = ""
         while True:
-            try:
-                await self._beat_or_offer(engine, state)
-            except DeadlineExceeded as error:
-                if not away:
-                    log.warning("no answer; beating on", engine_id=engine.engine_id, why=str(error))
-                away = True
-            else:
-                if away:
-                    log.info("it answers again", engine_id=engine.engine_id)
-                away = False
+            before, trouble = trouble, await self._trouble(engine, state)
+            if trouble and not before:
+                log.warning("engine gets no traffic; beating on", engine_id=engine.engine_id, why=trouble)
+            elif before and not trouble:
+                log.info("engine is offered again", engine_id=engine.engine_id)
             await asyncio.sleep(every_s)
 
     async def status(self) -> Any:
@@ -224,18 +219,23 @@ class SchedulerClient:
             raise ContractError(f"{what} is malformed: {reply.what}")
         return member_of(reply.standing, STANDINGS)
 
-    async def _beat_or_offer(self, engine: EngineOffered, state: Callable[[], EngineState]) -> None:
-        standing = await self.beat(engine, state())
-        if standing is Standing.UNKNOWN:
-            standing = await self.offer(replace(engine, weight_version=state().weight_version))
-            if standing is Standing.KNOWN:
-                standing = await self.beat(engine, state())
+    async def _trouble(self, engine: EngineOffered, state: Callable[[], EngineState]) -> str:
+        """Beat, after an offer if need be; what stands in the way, if that may pass."""
+        try:
+            standing = await self.beat(engine, state())
+            if standing is Standing.UNKNOWN:
+                standing = await self.offer(replace(engine, weight_version=state().weight_version))
+                if standing is Standing.KNOWN:
+                    standing = await self.beat(engine, state())
+        except DeadlineExceeded as error:
+            return str(error)
         if standing in (Standing.OVER, Standing.CONFLICT):
             raise SchedulerError(
                 f"engine {engine.engine_id}, incarnation {engine.incarnation}, is not taken: {standing}",
                 expected="one incarnation of it at a time, offered always with the same facts",
                 to_do="end it, or start it anew under another incarnation",
             )
+        return "" if standing is Standing.KNOWN else f"the scheduler's answer is: {standing}"
 
 
 def _new_lease_id() -> str:

@@ -91,7 +91,8 @@ class Desk:
         core, metrics = self.core, self._metrics
         metrics.waiting.set(len(core.line))
         metrics.held.set(len(core.leases) - len(core.line))
-        metrics.trajectories.set(len(core.trajectories))
+        for kind, entries in core.remembered().items():
+            metrics.remembered.labels(kind).set(entries)
         metrics.open_waits.set(len(self._waits.snapshot()))
         for health in Health:
             metrics.engines.labels(health).set(sum(engine.health is health for engine in core.engines))

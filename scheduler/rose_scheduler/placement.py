@@ -87,6 +87,15 @@ class Placement:
             lease = next((self.leases.find(lease_id) for lease_id in sorted(trajectory.leases)), None)
         return explain(trajectory, lease, self.engines, self.line, now)
 
+    def remembered(self) -> dict[str, int]:
+        """Entries in memory, by their kind."""
+        return {
+            "engines": self.engines.remembered,
+            "leases": self.leases.remembered,
+            "trajectories": len(self.trajectories),
+            "groups": self.trajectories.groups,
+        }
+
     def _react(self, event: PlacementEvent, now: float) -> Iterator[PlacementAction]:
         match event:
             case LeaseAsked():

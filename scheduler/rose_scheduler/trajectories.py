@@ -76,10 +76,6 @@ class Trajectories:
         return len(self._trajectories)
 
     @property
-    def idle(self) -> int:
-        return len(self._idle)
-
-    @property
     def groups(self) -> int:
         return len(self._groups)
 

@@ -31,7 +31,7 @@ def test_the_names_that_dashboards_rely_on() -> None:
 
 SCHEDULER_NAMES = """
 leases_granted leases_refused leases_lapsed leases_ended tokens moved_context_tokens wait_seconds leases_waiting
-leases_held engines trajectories open_waits
+leases_held engines remembered open_waits
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from contextlib import suppress
 
@@ -308,6 +309,29 @@ def test_an_engine_that_comes_again_under_another_incarnation_ends_the_older_one
             assert here.sample("leases_lapsed_total", lapse="engine lost") == 1
             assert here.sample("leases_ended_total", verdict="late") == 1
             new.cancel()
+
+    asyncio.run(check())
+
+
+def test_an_engine_without_traffic_says_why_once_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rose")
+
+    def said(text: str) -> list[str]:
+        return [str(record.msg) for record in caplog.records if text in str(record.msg)]
+
+    async def check() -> None:
+        async with site(engines=1) as here:
+            await here.joined("first")
+            task = asyncio.create_task(
+                here.client.keep_offered(offered("second"), lambda: EngineState(0, 1, 0.0), every_s=0.01)
+            )
+            await until(lambda: len(said("engine gets no traffic")) > 0)
+            await asyncio.sleep(0.05)
+            await here.client.withdraw(offered("first"), "make room")
+            await until(lambda: len(said("engine is offered again")) > 0)
+            (line,) = said("engine gets no traffic")
+            assert "the scheduler's answer is: full" in line
+            task.cancel()
 
     asyncio.run(check())
 
