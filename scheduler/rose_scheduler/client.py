@@ -195,7 +195,7 @@ class SchedulerClient:
         reason = member_of(refusal.reason, REASONS)
         if reason is Reason.ENDED:  # granted to a call of ours that broke off before it heard so
             return True
-        if reason is not Reason.FULL:
+        if reason not in (Reason.FULL, Reason.CLOSING):
             raise LeaseRefused(reason, refusal.what)
         pause_s = refusal.retry_after_ms / 1000 * random.uniform(0.5, 1.5)
         if time.monotonic() + pause_s >= until_s:

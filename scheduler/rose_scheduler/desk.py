@@ -53,14 +53,19 @@ class Desk:
         self._metrics = metrics
         self._askers: dict[str, asyncio.Future[Answer]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
 
     def close(self) -> None:
-        """Ring no timer any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Tell all who wait to ask again later, whoever is there then."""
+        self._closing = True
+        self._ring_no_more()
+        for lease_id in self._askers:
+            self._answer(self._closed(lease_id))
 
     async def ask(self, event: LeaseAsked) -> Answer:
         """The answer, as soon as there is one: at the latest at the deadline."""
+        if self._closing:
+            return self._closed(event.lease_id)
         asked_s = time.monotonic()
         answer = self._join(event)
         if not answer.done():
@@ -140,7 +145,7 @@ class Desk:
     def _perform(self, action: PlacementAction) -> None:
         match action:
             case After():
-                self.close()  # the core listens to its newest timer alone
+                self._ring_no_more()  # the core listens to its newest timer alone
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(action.delay_s, self._feed, action.event)
             case Grant() | Refuse():
@@ -149,10 +154,18 @@ class Desk:
                 self._answer(action)
                 self._metrics.lapsed.labels(action.lapse).inc()
                 ids = {"trajectory_id": action.trajectory_id, "lease_id": action.lease_id}
-                log.warning("lease lapsed", lapse=action.lapse, what=action.what, **ids)
+                log.info("lease lapsed", lapse=action.lapse, what=action.what, **ids)
             case HealthChanged():
                 ids = {"engine_id": action.engine_id, "incarnation": action.incarnation}
-                log.info(f"engine is {action.health}", why=action.why, **ids)
+                say = log.warning if action.health in (Health.STALE, Health.DEAD) else log.info
+                say(f"engine is {action.health}", why=action.why, **ids)
+
+    def _ring_no_more(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _closed(self, lease_id: str) -> Refuse:
+        return Refuse(lease_id, Reason.CLOSING, "the scheduler is being ended", self.core.limits.retry_after_s)
 
     def _answer(self, answer: Answer) -> None:
         asker = self._askers.get(answer.lease_id)

@@ -31,9 +31,10 @@ class LeaseOutcome(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a lease is refused. FULL alone is worth another try with the same lease."""
+    """Why a lease is refused. FULL and CLOSING alone are worth another try with the same lease."""
 
     FULL = "full"
+    CLOSING = "closing"
     ENDED = "ended"
     CONFLICT = "conflict"
     SUPERSEDED = "superseded"

@@ -1,7 +1,8 @@
 """Which engine takes the next turn of a trajectory. A pure core.
 
 Rules, in this order: the engine that holds the trajectory's prefix, if it has room and still runs the version under
-which the prefix was made; the least loaded engine with room; the waiting line, where open groups come before new ones.
+which the prefix was made; the least loaded engine with room; the waiting line, where open groups come before new ones,
+but a lease that has waited for half the time that it may wait comes before all.
 An engine takes traffic only while it is healthy and runs at least the version asked for, and at most as many leases
 as it was offered with and as it says to be open now.
 
@@ -91,7 +92,7 @@ class Placement:
         """Entries in memory, by their kind."""
         return {
             "engines": self.engines.remembered,
-            "leases": self.leases.remembered,
+            "leases": self.leases.remembered + self.line.remembered,
             "trajectories": len(self.trajectories),
             "groups": self.trajectories.groups,
         }
@@ -163,7 +164,8 @@ class Placement:
             yield self._full(last.asked.lease_id)
         lease = self._open(event, now)
         self.leases.wait(lease)
-        self.line.add(event.lease_id, event.group_id, lease.trajectory.group.rank, event.min_version)
+        urgent_s = (now + event.deadline_s) / 2
+        self.line.add(event.lease_id, event.group_id, lease.trajectory.group.rank, event.min_version, urgent_s)
 
     def _full(self, lease_id: str) -> Refuse:
         what = f"{self.limits.waiting} leases wait already"
@@ -242,6 +244,7 @@ class Placement:
                 yield from self._lost(engine, now)
             else:
                 yield HealthChanged(engine.engine_id, engine.incarnation, engine.health, engine.why)
+        self.line.hurry(now)
         # Those that wait first: the room of the others is not for who is too late himself.
         for lease in sorted(self.leases.overdue(now), key=lambda lease: lease.engine is not None):
             lapse = Lapse.NOT_PLACED if lease.engine is None else Lapse.NOT_ENDED
@@ -291,7 +294,8 @@ class Placement:
         """One timer is out for the earliest deadline; one that an earlier deadline overtook is not listened to."""
         if isinstance(event, Tick) and event.number == self._tick:
             self._tick_s = None
-        times_s = [at_s for at_s in (self.engines.next_silence_s(), self.leases.next_s()) if at_s is not None]
+        dues_s = (self.engines.next_silence_s(), self.leases.next_s(), self.line.next_s())
+        times_s = [at_s for at_s in dues_s if at_s is not None]
         if times_s and (self._tick_s is None or min(times_s) < self._tick_s):
             self._tick += 1
             self._tick_s = min(times_s)

@@ -24,6 +24,8 @@ from rose_scheduler.service import serve
 log = logger("scheduler")
 
 _SHOW_EVERY_S = 0.5
+_END_GRACE_S = 1.0
+"""For answers that are on their way."""
 
 
 def run_scheduler(config: SchedulerConfig, ready: Callable[[str, str], None]) -> bool:
@@ -68,7 +70,7 @@ async def _serve(
     finally:
         showing.cancel()
         desk.close()
-        await server.stop(None)
+        await server.stop(_END_GRACE_S)
     for one in done:
         one.result()
     log.info("ended", by=asked.result().name)

@@ -49,6 +49,7 @@ STANDINGS: Mapping[Standing, wire.EngineStanding] = {
 }
 REASONS: Mapping[Reason, wire.LeaseReason] = {
     Reason.FULL: wire.LEASE_REASON_FULL,
+    Reason.CLOSING: wire.LEASE_REASON_CLOSING,
     Reason.ENDED: wire.LEASE_REASON_ENDED,
     Reason.CONFLICT: wire.LEASE_REASON_CONFLICT,
     Reason.SUPERSEDED: wire.LEASE_REASON_SUPERSEDED,

@@ -375,7 +375,7 @@ class PlacementWorld:
         must(len(core.leases) <= open_max, "too many leases")
         most = {  # deadlines that were dropped may stand twice, and 64 more
             "engines": 2 * LIMITS.engines + 2 * LIMITS.engines + 65,
-            "leases": open_max + LIMITS.ended + 2 * open_max + 65,
+            "leases": open_max + LIMITS.ended + 2 * open_max + 65 + 3 * LIMITS.waiting + 65,
             "trajectories": LIMITS.trajectories + open_max,
             "groups": LIMITS.trajectories + open_max,
         }

@@ -98,6 +98,17 @@ def test_the_last_of_several_calls_is_told_and_the_others_that_they_were_superse
     with_desk(body)
 
 
+def test_who_waits_when_it_closes_is_told_to_ask_again_later() -> None:
+    async def body(desk: Desk) -> None:
+        waiting = await begun(desk, asked("a"))
+        desk.close()
+        for answer in (await waiting, await desk.ask(asked("b"))):
+            assert isinstance(answer, Refuse)
+            assert (answer.reason, answer.retry_after_s) == (Reason.CLOSING, 1.0)
+
+    with_desk(body)
+
+
 def test_nobody_waits_longer_than_the_deadline() -> None:
     async def body(desk: Desk) -> None:
         calls = [await begun(desk, asked(f"{number}", wait_s=0.02 * number)) for number in range(4)]

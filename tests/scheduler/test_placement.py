@@ -165,6 +165,39 @@ def test_a_group_that_opens_while_others_of_it_wait_takes_them_along() -> None:
     assert [only(Grant, story.end(lease)).lease_id for lease in ("b1", "b2", "b3")] == ["b3", "b4", "c1"]
 
 
+def test_who_has_waited_for_half_his_time_comes_before_all_groups() -> None:
+    story = Story(beat_deadline_s=90.0, dead_after_s=100.0)
+    story.join(most=1)
+    story.ask("held", group="open")
+    story.ask("new", group="new", wait_s=10.0)
+    story.ask("newer", group="newer", wait_s=60.0)
+    story.now += 4.9
+    story.ask("1", group="open")
+    assert only(Grant, story.end("held")).lease_id == "1"
+    story.ask("2", group="open")
+    story.ask("newest", group="newest", wait_s=0.2)
+    story.later(0.1)  # `new` is urgent, `newest` is too and asked later
+    assert only(Grant, story.end("1")).lease_id == "new"
+    story.ask("3", group="new")
+    assert only(Grant, story.end("new")).lease_id == "newest"
+    assert [only(Grant, story.end(lease)).lease_id for lease in ("newest", "2", "3")] == ["2", "3", "newer"]
+
+
+def test_an_urgent_lease_stays_so_when_its_group_opens() -> None:
+    story = Story(beat_deadline_s=90.0, dead_after_s=100.0)
+    story.join("old", most=1, version=0)
+    story.ask("held", group="open")
+    story.ask("a1", group="a", wait_s=4.0)
+    story.ask("a2", group="a", wait_s=8.0, version=0)
+    story.later(4.0 - 0.01)
+    story.ask("o", group="open")
+    story.offer("new", most=1)
+    assert only(Grant, story.beat("new")).lease_id == "a1"
+    story.later(0.01)
+    story.ask("o2", group="open")
+    assert only(Grant, story.end("held")).lease_id == "a2"
+
+
 def test_a_lease_expires_at_its_deadline_and_says_what_was_missing() -> None:
     story = Story(beat_deadline_s=30.0, dead_after_s=60.0)
     story.ask("none", wait_s=1.0)

@@ -32,6 +32,7 @@ class LeaseReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LEASE_REASON_CONFLICT: _ClassVar[LeaseReason]
     LEASE_REASON_SUPERSEDED: _ClassVar[LeaseReason]
     LEASE_REASON_MALFORMED: _ClassVar[LeaseReason]
+    LEASE_REASON_CLOSING: _ClassVar[LeaseReason]
 
 class LeaseOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -65,6 +66,7 @@ LEASE_REASON_ENDED: LeaseReason
 LEASE_REASON_CONFLICT: LeaseReason
 LEASE_REASON_SUPERSEDED: LeaseReason
 LEASE_REASON_MALFORMED: LeaseReason
+LEASE_REASON_CLOSING: LeaseReason
 LEASE_OUTCOME_UNSPECIFIED: LeaseOutcome
 LEASE_OUTCOME_DONE: LeaseOutcome
 LEASE_OUTCOME_CUT: LeaseOutcome
