@@ -244,7 +244,7 @@ class Placement:
                 yield from self._lost(engine, now)
             else:
                 yield HealthChanged(engine.engine_id, engine.incarnation, engine.health, engine.why)
-        self.line.hurry(now)
+        self.line.hurry(now)  # needs no timer: it matters when something is placed, which is in a step
         # Those that wait first: the room of the others is not for who is too late himself.
         for lease in sorted(self.leases.overdue(now), key=lambda lease: lease.engine is not None):
             lapse = Lapse.NOT_PLACED if lease.engine is None else Lapse.NOT_ENDED
@@ -294,8 +294,7 @@ class Placement:
         """One timer is out for the earliest deadline; one that an earlier deadline overtook is not listened to."""
         if isinstance(event, Tick) and event.number == self._tick:
             self._tick_s = None
-        dues_s = (self.engines.next_silence_s(), self.leases.next_s(), self.line.next_s())
-        times_s = [at_s for at_s in dues_s if at_s is not None]
+        times_s = [at_s for at_s in (self.engines.next_silence_s(), self.leases.next_s()) if at_s is not None]
         if times_s and (self._tick_s is None or min(times_s) < self._tick_s):
             self._tick += 1
             self._tick_s = min(times_s)

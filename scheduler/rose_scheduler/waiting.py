@@ -86,10 +86,6 @@ class WaitingLine:
         for lease_id in self._urgency.overdue(now):
             self._move(self._entries[lease_id], _URGENT)
 
-    def next_s(self) -> float | None:
-        """When the next lease becomes urgent."""
-        return self._urgency.next_s()
-
     def first(self, version: int) -> str | None:
         """Whom an engine that runs `version` is to take next."""
         heads = (line[0] for min_version, line in self._lines.items() if min_version <= version)
