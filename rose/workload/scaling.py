@@ -80,7 +80,7 @@ def window(trace: Trace, length_s: float, start_s: float | None = None) -> Trace
         )
     requests = tuple(replace(request, arrival_s=request.arrival_s - begin_s) for request in inside)
     kept_s = max(min(length_s, trace.length_s - begin_s), requests[-1].arrival_s)
-    which = "the busiest" if busiest else "those"
+    which = "the busiest" if busiest else "the"
     return _changed(
         trace,
         requests,

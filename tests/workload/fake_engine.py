@@ -64,7 +64,7 @@ async def serving(engine: FakeEngine) -> AsyncIterator[FakeEngine]:
     app = web.Application()
     app.router.add_post("/v1/completions", engine.complete)
     app.router.add_get("/v1/models", engine.models)
-    runner = web.AppRunner(app, shutdown_timeout=0, handler_cancellation=True)
+    runner = web.AppRunner(app, shutdown_timeout=0.01, handler_cancellation=True)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"

@@ -31,7 +31,7 @@ def test_a_window_by_its_start_holds_its_beginning_and_not_its_end() -> None:
     trace = window(trace_of(0.0, 1.0, 2.0, 2.5, 3.0, 9.0), 2.0, 1.0)
     assert arrivals(trace) == [0.0, 1.0, 1.5]
     assert trace.length_s == 2.0
-    assert trace.history == ("cut to those 2 s from 1.0 s on: 3 of 6 requests",)
+    assert trace.history == ("cut to the 2 s from 1.0 s on: 3 of 6 requests",)
 
 
 def test_the_busiest_window_is_the_first_with_the_most_requests() -> None:
