@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import quantiles
 
 import pytest
@@ -100,11 +101,13 @@ def test_attainment_charges_every_failure_but_our_own_cut() -> None:
         completed(0.2, 0.005),
         completed(0.05, 0.02),
         completed(0.05, 0.02, tokens=1),
+        # Fast as far as it went.
+        replace(completed(0.05, 0.005), outcome=Outcome.BROKEN),
         *(ended(one) for one in (Outcome.REFUSED, Outcome.BROKEN, Outcome.TIMED_OUT, Outcome.OVER_CAP, Outcome.CUT)),
     ]
     found = attained(records, slo)
-    assert (found.requests, found.met, found.ttft_met, found.tpot_met) == (8, 2, 3, 3)
-    assert found.fraction == 0.25
+    assert (found.requests, found.met, found.ttft_met, found.tpot_met) == (9, 2, 3, 3)
+    assert found.fraction == 2 / 9
     assert attained([ended(Outcome.CUT)], slo).fraction is None
 
 

@@ -182,6 +182,7 @@ def test_the_cap_turns_into_refusals_that_never_reach_the_engine() -> None:
     assert len(done.engine.asked) == 2
     assert done.records[3].sent_s is None
     assert done.client.counts.refused == 2
+    assert done.client._bodies == {}
 
 
 def test_a_stop_cuts_what_is_in_flight() -> None:
@@ -226,6 +227,23 @@ def test_a_client_that_stands_still_says_so() -> None:
     assert done.client.counts.lag_s == done.records[1].lag_s
 
 
+def test_standing_still_is_seen_also_by_a_request_that_ends_at_once_after_it() -> None:
+    slept_s = 0.0
+
+    async def answer(response: Any, asked: Any) -> None:
+        nonlocal slept_s
+        await streaming()(response, asked)
+        await response.write_eof()
+        # All of the answer is there before the client gets to run again.
+        began = time.monotonic()
+        time.sleep(0.5)
+        slept_s = time.monotonic() - began
+
+    done = replay(trace_of(0.0, tokens=1), answer)
+    assert done.outcomes() == [Outcome.COMPLETED]
+    assert done.records[0].loop_lag_s >= slept_s - 0.05
+
+
 def test_open_requests_are_named_waits() -> None:
     waits = WaitBoard()
     trace = trace_of(0.0)
@@ -246,12 +264,29 @@ def test_open_requests_are_named_waits() -> None:
 
 
 def test_bodies_made_ahead_are_bounded_and_used_up() -> None:
-    done = replay(trace_of(*[0.002 * number for number in range(150)], tokens=1), streaming(), in_flight_max=500)
-    assert done.outcomes() == [Outcome.COMPLETED] * 150
-    assert [len(one.body["prompt"]) - 3 for one in done.engine.asked] == [
-        int(one.request_id.removeprefix("load-")) for one in done.engine.asked
+    trace = trace_of(*[0.002 * number for number in range(150)], tokens=1)
+    ahead: list[int] = []
+    records: list[LoadRecord] = []
+
+    def record(one: LoadRecord) -> None:
+        records.append(one)
+        ahead.append(len(client._bodies))
+
+    async def run(engine: FakeEngine) -> None:
+        async with serving(engine):
+            nonlocal client
+            client = LoadClient(LoadSettings(engine.url, "tiny"), trace, Prompts(trace, 10, 90, 0), record=record)
+            await client.run()
+
+    client: LoadClient
+    engine = FakeEngine(streaming())
+    asyncio.run(run(engine))
+    assert [one.outcome for one in records] == [Outcome.COMPLETED] * 150
+    assert [len(one.body["prompt"]) - 3 for one in engine.asked] == [
+        int(one.request_id.removeprefix("load-")) for one in engine.asked
     ]
-    assert done.client._bodies == {}
+    assert max(ahead) <= 64
+    assert ahead[-1] == 0
 
 
 def ask_model(handler: FakeEngine | None, timeout_s: float = 0.3) -> ServedModel:

@@ -145,7 +145,7 @@ def test_a_packed_file_that_is_damaged_is_named(tmp_path: Path) -> None:
     whole = gzip.compress((OWN + rows).encode())
     broken = bytearray(whole)
     broken[len(broken) // 2] ^= 0xFF
-    for bad in (whole[: len(whole) // 2], bytes(broken), whole[:5]):
+    for bad in (whole[: len(whole) // 2], bytes(broken), whole[:5], whole[:10] + b"\xff" * 50):
         with pytest.raises(ConfigError) as caught:
             read_trace(written(tmp_path, bad, "t.csv.gz"))
         assert "t.csv.gz" in caught.value.what
