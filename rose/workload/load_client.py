@@ -48,10 +48,14 @@ _DETAIL_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """`url` is the engine's base address. `deadline_s` bounds one request, from sending to its end."""
+    """`url` is the engine's base address. `deadline_s` bounds one request, from sending to its end.
+
+    `prefix` and its index make a request's id in the engine's logs: no two clients of one engine may share it.
+    """
 
     url: str
     model: str
+    prefix: str = "load"
     in_flight_max: int = 256
     deadline_s: float = 120.0
 
@@ -136,7 +140,10 @@ class LoadClient:
             finally:
                 for task in beside:
                     task.cancel()
-                await asyncio.gather(*beside, return_exceptions=True)
+                ends = await asyncio.gather(*beside, return_exceptions=True)
+            for end in ends:
+                if isinstance(end, Exception):
+                    raise end
 
     async def stop(self) -> None:
         """Send no more, cut what is in flight, and let `run` return. Does nothing once it has finished."""
@@ -183,12 +190,10 @@ class LoadClient:
 
     async def _stream(self, index: int, body: bytes, answer: _Answer) -> tuple[Outcome, str]:
         assert self._session is not None
-        headers = {"Content-Type": "application/json", "X-Request-Id": f"load-{index}"}
+        headers = {"Content-Type": "application/json", "X-Request-Id": f"{self._settings.prefix}-{index}"}
         try:
             answer.sent_s = self._now_s()
-            async with self._session.post(
-                f"{self._settings.url}/v1/completions", data=body, headers=headers
-            ) as response:
+            async with self._session.post(self._url, data=body, headers=headers, allow_redirects=False) as response:
                 if response.status != 200:
                     text = (await response.content.read(4 * _DETAIL_CHARS)).decode(errors="replace")
                     return Outcome.REFUSED, f"status {response.status}: {text}"

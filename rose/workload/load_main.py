@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import secrets
 import signal
 import time
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ class LoadOptions:
     trace: Trace
     records: Path
     model: str | None
+    prefix: str
     prompt_ids: range
     in_flight_max: int
     deadline_s: float
@@ -78,6 +80,7 @@ def main(
             trace=scaled(named_trace(trace), scaling),
             records=records,
             model=model,
+            prefix=f"load-{secrets.token_hex(4)}",
             prompt_ids=_prompt_ids(token_ids),
             in_flight_max=in_flight_max,
             deadline_s=deadline_s,
@@ -114,7 +117,9 @@ async def replay(options: LoadOptions) -> int:
             metrics.records_lost.set(writer.lost)
             metrics.open_waits.set(len(waits.snapshot()))
 
-        settings = LoadSettings(options.url, options.model or model.name, options.in_flight_max, options.deadline_s)
+        settings = LoadSettings(
+            options.url, options.model or model.name, options.prefix, options.in_flight_max, options.deadline_s
+        )
         prompts = Prompts(trace, options.prompt_ids.start, options.prompt_ids.stop, options.seed)
         client = LoadClient(settings, trace, prompts, record=record, beat=beat, waits=waits)
         typer.echo("\n".join((f"{trace.name}: {trace.attribution}", *trace.history, f"metrics at {server.url}")))
@@ -175,6 +180,7 @@ def _head(options: LoadOptions, trace: Trace, model: ServedModel, server: Metric
         "pid": os.getpid(),
         "url": options.url,
         "model": options.model or model.name,
+        "request_prefix": options.prefix,
         "metrics_url": server.url,
         "trace": trace.name,
         "attribution": trace.attribution,

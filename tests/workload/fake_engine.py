@@ -42,7 +42,7 @@ class FakeEngine:
         asked = Asked(await request.json(), request.headers["X-Request-Id"])
         self.asked.append(asked)
         if self.status != 200:
-            return web.Response(status=self.status, text="out of order")
+            return web.Response(status=self.status, text="out of order", headers={"Location": "/v1/completions"})
         response = web.StreamResponse()
         await response.prepare(request)
         self.open += 1

@@ -158,6 +158,28 @@ def test_an_error_status_is_a_refusal() -> None:
     assert done.records[0].detail == "status 500: out of order"
 
 
+def test_a_redirection_is_not_followed() -> None:
+    done = replay(trace_of(0.0), hang, status=307)
+    assert done.outcomes() == [Outcome.REFUSED]
+    assert len(done.engine.asked) == 1
+
+
+def test_what_goes_wrong_beside_a_replay_comes_out() -> None:
+    def beat(lag_s: float) -> None:
+        raise ArithmeticError("beat")
+
+    trace = trace_of(0.0, 0.2)
+
+    async def run() -> None:
+        async with serving(FakeEngine(streaming())) as engine:
+            settings = LoadSettings(engine.url, "tiny")
+            prompts = Prompts(trace, 10, 90, 0)
+            await LoadClient(settings, trace, prompts, record=lambda record: None, beat=beat).run()
+
+    with pytest.raises(ArithmeticError, match="beat"):
+        asyncio.run(run())
+
+
 def test_where_nobody_listens_every_request_is_broken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]

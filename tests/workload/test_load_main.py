@@ -69,10 +69,11 @@ def test_a_whole_replay(tmp_path: Path, trace: Path) -> None:
     assert replay.end["signal"] == 0
     assert (replay.end["sent"], replay.end["ended"], replay.end["lost"]) == (3, 3, 0)
     assert [record.outcome for record in replay.records] == [Outcome.COMPLETED] * 3
-    asked = {one.request_id: one.body for one in engine.asked}
+    prefix = replay.head["request_prefix"]
+    asked = {one.request_id.removeprefix(f"{prefix}-"): one.body for one in engine.asked}
     # Scaled as asked for, then shortened to what the engine takes, and both are told.
-    assert [len(asked[f"load-{index}"]["prompt"]) for index in range(3)] == [100, 130, 145]
-    assert [asked[f"load-{index}"]["max_tokens"] for index in range(3)] == [10, 20, 5]
+    assert [len(asked[str(index)]["prompt"]) for index in range(3)] == [100, 130, 145]
+    assert [asked[str(index)]["max_tokens"] for index in range(3)] == [10, 20, 5]
     assert {token for body in asked.values() for token in body["prompt"]} == {5, 6}
     assert replay.head["requests"] == 3
     assert replay.head["model"] == "tiny"
