@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -25,10 +26,16 @@ TRACE = "arrival_s,prompt_tokens,output_tokens\n0,100,40\n0.5,200,80\n1,300,20\n
 
 
 @asynccontextmanager
-async def started(url: str, trace: Path | str, records: Path, *options: str) -> AsyncIterator[Process]:
+async def started(
+    url: str, trace: Path | str, records: Path, *options: str, file_bytes_max: int | None = None
+) -> AsyncIterator[Process]:
+    def limit() -> None:
+        if file_bytes_max is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, file_bytes_max))
+
     arguments = ["--url", url, "--trace", str(trace), "--records", str(records), *options]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "rose.workload.load_main", *arguments, stdout=PIPE, stderr=PIPE
+        sys.executable, "-m", "rose.workload.load_main", *arguments, stdout=PIPE, stderr=PIPE, preexec_fn=limit
     )
     try:
         yield process
@@ -141,6 +148,23 @@ def test_an_engine_that_dies_in_mid_replay_ends_no_replay(tmp_path: Path, trace:
     assert status == 0
     assert "3 requests: 3 broken" in out
     assert [record.tokens for record in read_replay(records).records if record.index == 0] == [1]
+
+
+def test_records_that_found_no_room_are_told_and_the_replay_goes_on(tmp_path: Path, trace: Path) -> None:
+    records = tmp_path / "records.jsonl"
+
+    async def run() -> tuple[int, str, str]:
+        engine = FakeEngine(streaming())
+        async with serving(engine), started(engine.url, trace, records, file_bytes_max=1000) as process:
+            return await ended(process)
+
+    status, out, _ = asyncio.run(run())
+    assert status == 1
+    assert "3 requests: 3 completed" in out
+    assert "records lost: [Errno 27] File too large" in out
+    replay = read_replay(records)
+    assert replay.head
+    assert len(replay.records) < 3
 
 
 def test_ctrl_c_ends_it_with_130(tmp_path: Path, trace: Path) -> None:

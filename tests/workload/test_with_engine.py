@@ -65,7 +65,7 @@ def test_prefixes_that_a_trace_shares_hit_the_engines_cache(rig: Any) -> None:
     def trace(shared: int) -> Trace:
         blocks = [tuple(block if block < shared else 100 * number + block for block in range(8)) for number in range(4)]
         requests = tuple(TraceRequest(0.8 * number, 256, 4, blocks[number]) for number in range(4))
-        return Trace("t", "a", requests, 2.4, block_tokens=32)
+        return Trace("t", "a", requests, 3.0, block_tokens=32)
 
     _, apart = rig.run(replayed(rig, trace(0), seed=2))
     _, alike = rig.run(replayed(rig, trace(6), seed=3))
