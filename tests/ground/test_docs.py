@@ -9,7 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("rose", "transfer", "executor", "scheduler", "bench", "tests", "docs", "requirements", ".ci")
-READMES = ("README.md", "rose/env/README.md", "transfer/README.md", "executor/README.md", "bench/README.md")
+READMES = (
+    "README.md",
+    "rose/env/README.md",
+    "rose/workload/README.md",
+    "transfer/README.md",
+    "executor/README.md",
+    "bench/README.md",
+)
 DOCUMENTS = [*(ROOT / name for name in READMES), *sorted((ROOT / "docs").glob("*.md"))]
 QUOTED = re.compile(r"`([^`\s]+)`")
 LINKED = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
