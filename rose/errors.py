@@ -7,6 +7,8 @@ is replaced, a wrong job file is the caller's to mend.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class RoseError(Exception):
     """Base of every error that ROSE raises on purpose.
@@ -21,6 +23,10 @@ class RoseError(Exception):
         self.what = what
         self.expected = expected
         self.to_do = to_do
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes: arguments that a subclass asks for are in its attributes, not in `args`."""
+        return _again, (type(self), self.args, self.__dict__)
 
     def __str__(self) -> str:
         parts = [f"{self.boundary}: {self.what}"]
@@ -85,3 +91,10 @@ class DeadlineExceeded(RoseError):
     def __init__(self, what: str, *, boundary: str, expected: str = "", to_do: str = "") -> None:
         super().__init__(what, expected=expected, to_do=to_do)
         self.boundary = boundary
+
+
+def _again(kind: type[RoseError], args: tuple[Any, ...], attributes: dict[str, Any]) -> RoseError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error

@@ -91,9 +91,14 @@ def look(root: Path = Path("/")) -> Machine:
         cgroup=cgroup,
         gpus=_gpus(root),
         mps=_mps(root),
-        rdma=_names(root / "sys/class/infiniband"),
+        rdma=rdma_devices(root),
         packages=_packages(),
     )
+
+
+def rdma_devices(root: Path = Path("/")) -> tuple[str, ...]:
+    """Names of the RDMA cards."""
+    return _names(root / "sys/class/infiniband")
 
 
 def disk(path: Path) -> Disk | None:

@@ -59,6 +59,32 @@ class Metrics:
         self.open_waits = gauge("open_waits", "Named waits that are open now.")
 
 
+class LoadMetrics:
+    """The metrics of a load client; `registry` holds exactly these. Seconds as the client saw them."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def seconds(name: str, text: str) -> Histogram:
+            return Histogram(f"rose_load_{name}_seconds", text, registry=registry, buckets=_FAST_S)
+
+        self.requests = Counter(
+            "rose_load_requests_total",
+            "Requests of the replay that ended, or were refused.",
+            ["outcome"],
+            registry=registry,
+        )
+        self.tokens = Counter("rose_load_tokens_total", "Tokens received.", registry=registry)
+        self.in_flight = Gauge("rose_load_in_flight", "Requests in flight now.", registry=registry)
+        self.ttft_seconds = seconds("ttft", "From sending a completed request to its first token.")
+        self.tpot_seconds = seconds("tpot", "Mean time per token after the first, of a completed request.")
+        self.gap_seconds = seconds("gap", "Between successive arrivals of tokens.")
+        self.lag_seconds = seconds("lag", "How much later than due a request left: the client's own fault.")
+        self.loop_lag_seconds = seconds("loop_lag", "How long the client itself stood still.")
+        self.records_lost = Gauge("rose_load_records_lost", "Lines that are not in the file.", registry=registry)
+        self.open_waits = Gauge("rose_open_waits", "Named waits that are open now.", registry=registry)
+
+
 class SchedulerMetrics:
     """The metrics of a scheduler; `registry` holds exactly these."""
 

@@ -11,12 +11,11 @@ import torch
 from rose_executor.engine_model import ModelSource, as_rank, build
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_trace import trace_layout
-from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights
 from rose_transfer.store import Packing, Store
 from rose_transfer.store.buckets import pack
-from rose_transfer.store.packing import pack_regions
+from rose_transfer.store.packing import pack_for
 
 Weights = dict[str, torch.Tensor]
 
@@ -28,8 +27,7 @@ def bring_ranks(folder: Path, source: ModelSource, ranks: Sequence[EngineRank]) 
     each rank needs.
     """
     layouts = [trace_layout(f"{rank}", source, rank) for rank in ranks]
-    classes = {"+".join(found.holders): found.regions for found in shard_classes(layouts)}
-    packing = pack_regions(source.parameters, classes)
+    packing = pack_for(layouts)
     versions = {1: drawn(source, 1)}
     versions[2] = moved(versions[1])
     store = Store(folder)

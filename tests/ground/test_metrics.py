@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from rose.errors import ClusterError
-from rose.metrics import Metrics, SchedulerMetrics, serve
+from rose.metrics import LoadMetrics, Metrics, SchedulerMetrics, serve
 
 
 def scrape(port: int) -> str:
@@ -86,3 +86,15 @@ def test_a_taken_port_is_named() -> None:
 def test_a_port_that_is_none_is_named() -> None:
     with pytest.raises(ClusterError, match="port 70000 for metrics"):
         serve(70_000, Metrics().registry)
+
+
+LOAD_NAMES = """
+load_requests load_tokens load_in_flight load_ttft_seconds load_tpot_seconds load_gap_seconds load_lag_seconds
+load_loop_lag_seconds load_records_lost open_waits
+"""
+
+
+def test_the_names_of_a_load_client() -> None:
+    families = list(LoadMetrics().registry.collect())
+    assert [family.name for family in families] == [f"rose_{name}" for name in LOAD_NAMES.split()]
+    assert all(family.documentation.endswith(".") for family in families)

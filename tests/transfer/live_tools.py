@@ -9,12 +9,11 @@ from pathlib import Path
 import torch
 
 from rose_transfer.layout.box import Box
-from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Layout, LocalTensor, Pad, Parameter, Piece
 from rose_transfer.live import LiveWeights
-from rose_transfer.store import Packing, Store
+from rose_transfer.store import Store
 from rose_transfer.store.buckets import pack
-from rose_transfer.store.packing import pack_regions
+from rose_transfer.store.packing import pack_for
 
 HIDDEN, VOCAB, PADDED_VOCAB = 96, 1003, 1024
 SHAPES: Mapping[str, Parameter] = {
@@ -64,12 +63,6 @@ def rank_layout(rank: int = 0, size: int = 1, *, dtype: str = "bfloat16", twice:
     padding = Box((held, 0), (rows - held, HIDDEN))
     pads = [Pad(name, padding) for name in ("embed_tokens", "head") if name in tensors and rows > held]
     return Layout(f"rank {rank} of {size}", SHAPES, tensors, tuple(pieces), tuple(pads))
-
-
-def packing_for(layouts: Sequence[Layout], bucket_bytes: int = 2**20) -> Packing:
-    """Buckets that each rank holds whole or not at all."""
-    classes = {"+".join(found.holders): found.regions for found in shard_classes(layouts)}
-    return pack_regions(SHAPES, classes, bucket_bytes)
 
 
 def first_state(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -124,7 +117,7 @@ class Line:
     def __init__(
         self, folder: Path, layouts: Sequence[Layout], versions: int = 3, *, bucket_bytes: int = 2**20
     ) -> None:
-        self.packing = packing_for(layouts, bucket_bytes)
+        self.packing = pack_for(layouts, bucket_bytes)
         self.store = Store(folder)
         self.states: dict[int, dict[str, torch.Tensor]] = {}
         for version in range(1, versions + 1):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from layout_tools import inside
-from live_tools import packing_for, rank_layout
+from live_tools import rank_layout
 
 from rose.errors import TransferError
 from rose_transfer.codec import TILE_ELEMENTS
@@ -18,7 +18,7 @@ from rose_transfer.layout.box import Box
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
 from rose_transfer.live.held import held_buckets
 from rose_transfer.live.runs import CopiedRun, DirectRun, flat_boxes, tile_runs
-from rose_transfer.store.packing import pack_regions, pack_whole
+from rose_transfer.store.packing import pack_for, pack_regions, pack_whole
 
 SIZES = st.lists(st.integers(1, 5), max_size=4).map(tuple)
 
@@ -40,7 +40,7 @@ def test_flat_boxes_hold_exactly_the_range(sizes: tuple[int, ...], data: st.Data
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_runs_reach_each_element_of_each_tile(size: int, plain: bool, twice: bool) -> None:
     ranks = [rank_layout(rank, size, twice=twice) for rank in range(size)]
-    packing = packing_for(ranks)
+    packing = pack_for(ranks)
     directs = 0
     for layout in ranks:
         written = {name: np.zeros(math.prod(tensor.shape), int) for name, tensor in layout.tensors.items()}
@@ -92,7 +92,7 @@ def test_a_large_tensor_lies_directly_but_for_its_edges() -> None:
 
 def test_a_version_without_a_parameter_is_refused() -> None:
     layout = rank_layout()
-    whole = packing_for([layout])
+    whole = pack_for([layout])
     regions = [region for bucket in whole.buckets for region in bucket.regions if region.parameter != "up"]
     with pytest.raises(TransferError, match=r"holds up\[0:1536, 0:96\], of which 147456 elements are in no bucket"):
         held_buckets(pack_regions(whole.parameters, {"all": regions}), layout)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from live_tools import SHAPES, VOCAB, Line, first_state, memory_for, packing_for, rank_layout, same_bits
+from live_tools import SHAPES, VOCAB, Line, first_state, memory_for, rank_layout, same_bits
 
 from rose.errors import TransferError
 from rose_transfer.codec import Delta, MalformedDelta, WrongBase, overwrite_changed
@@ -16,6 +16,7 @@ from rose_transfer.layout.layout import Layout
 from rose_transfer.live import LiveUpdate, LiveWeights, Mixed, RolledBack, staged
 from rose_transfer.live.live_weights import Moved, OtherForm
 from rose_transfer.store import Step, object_key
+from rose_transfer.store.packing import pack_for
 
 RANKS = {
     "whole": [rank_layout()],
@@ -339,7 +340,7 @@ def test_padding_stays_zero(tmp_path: Path) -> None:
 
 
 def test_a_rank_for_which_nobody_packed_is_refused(tmp_path: Path) -> None:
-    packing = packing_for([rank_layout()])
+    packing = pack_for([rank_layout()])
     layout = rank_layout(0, 2)
     memory = memory_for(layout, first_state())
     with pytest.raises(TransferError, match="rank 0 of 2 holds only a part of bucket"):
@@ -348,7 +349,7 @@ def test_a_rank_for_which_nobody_packed_is_refused(tmp_path: Path) -> None:
 
 def test_ranks_hold_their_share_of_the_buckets() -> None:
     ranks = [rank_layout(rank, 4) for rank in range(4)]
-    packing = packing_for(ranks)
+    packing = pack_for(ranks)
     shares = [LiveWeights(layout, packing, memory_for(layout, first_state())).places for layout in ranks]
     assert set().union(*shares) == set(range(len(packing.buckets)))
     own = [sum(packing.buckets[place].dense_bytes for place in places) for places in shares]
@@ -371,7 +372,7 @@ def test_memory_that_is_not_as_it_was_loaded_is_refused(change, wrong: str) -> N
     memory = memory_for(layout, first_state())
     change(memory)
     with pytest.raises(TransferError, match=wrong):
-        LiveWeights(layout, packing_for([layout]), memory)
+        LiveWeights(layout, pack_for([layout]), memory)
 
 
 def pointed_elsewhere(memory: dict[str, torch.Tensor]) -> None:
@@ -472,4 +473,4 @@ def test_each_of_two_copies_is_compared(tmp_path: Path, dtype: str, changed: str
 def test_a_dtype_that_cannot_keep_the_published_bits_is_refused() -> None:
     layout = rank_layout(dtype="float16")
     with pytest.raises(TransferError, match="as float16, which cannot keep every bfloat16"):
-        LiveWeights(layout, packing_for([layout]), memory_for(layout, first_state()))
+        LiveWeights(layout, pack_for([layout]), memory_for(layout, first_state()))

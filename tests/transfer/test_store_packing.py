@@ -20,11 +20,11 @@ from rose.errors import TransferError
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.coverage import cover
 from rose_transfer.layout.holdings import Region
-from rose_transfer.layout.layout import Parameter
+from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
 from rose_transfer.store import packing as packing_module
 from rose_transfer.store.buckets import pack, state_parameters, unpack
 from rose_transfer.store.canonical import MalformedRecord
-from rose_transfer.store.packing import BucketId, Packing, pack_regions, pack_whole
+from rose_transfer.store.packing import BucketId, Packing, pack_for, pack_regions, pack_whole
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -108,6 +108,17 @@ def test_shard_classes_have_buckets_of_their_own_and_dtypes_too() -> None:
     back = unpack(packed, buckets)
     assert back["a"].equal(state["a"].bfloat16())
     assert back["router"].equal(state["router"])
+
+
+def test_receivers_that_mean_another_model_have_no_common_packing() -> None:
+    whole = (Piece("a", Box.whole((2,)), "a", 0, (1,)),)
+    of_one, of_other = (
+        Layout("rank 0", {"a": Parameter((2,), dtype)}, {"a": LocalTensor((2,), dtype)}, whole)
+        for dtype in ("bfloat16", "float32")
+    )
+    assert [bucket.dtype for bucket in pack_for([of_one, of_one]).buckets] == ["bfloat16"]
+    with pytest.raises(TransferError, match=r"float32.*bfloat16.*folder of their own"):
+        pack_for([of_one, of_other])
 
 
 def test_a_packing_may_hold_a_part_but_is_not_unpacked_then() -> None:

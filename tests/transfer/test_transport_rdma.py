@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -23,6 +25,7 @@ from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.frames import PIECE_BYTES_MAX
 from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.landing import FileLanding, MemoryLanding
+from rose_transfer.transport.link import Link
 from rose_transfer.transport.messages import Get, Lent, Offer
 from rose_transfer.transport.nixl_agent import NixlAgent, ReadState
 from rose_transfer.transport.rdma import RdmaBorrower, RdmaLender
@@ -237,6 +240,91 @@ def test_an_agent_is_not_closed_while_it_reads() -> None:
     lending.release(lent)
     with pytest.raises(ContractError, match="closed"):
         agent.register(4096)
+
+
+FORKED = """
+import gc, os, sys
+from rose.errors import ContractError
+from rose_transfer.transport.nixl_agent import NixlAgent, ReadState
+
+def read(borrower, peer):
+    into = borrower.register(4096)
+    under_way = borrower.read(peer, lent.address, 4096, into)
+    while (state := borrower.state(under_way)) is ReadState.UNDER_WAY:
+        pass
+    assert (state, into.memory[:4]) == (ReadState.DONE, b"lent")
+    borrower.release(into)
+
+lender, borrower = NixlAgent(lends=True), NixlAgent(lends=False)
+lent = lender.register(4096)
+lent.memory[:4] = b"lent"
+peer = borrower.meet(lender.metadata())
+read(borrower, peer)
+if (child := os.fork()) == 0:
+    try:
+        borrower.register(4096)
+    except ContractError:
+        {in_child}
+        sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+read(borrower, peer)
+newcomer = NixlAgent(lends=False)
+read(newcomer, newcomer.meet(lender.metadata()))
+lender.release(lent)
+for agent in (newcomer, borrower, lender):
+    agent.close()
+print("well")
+"""
+
+
+@pytest.mark.parametrize(
+    "in_child",
+    ["pass", "lender.close(); borrower.close()", "del lender, borrower; gc.collect()"],
+    ids=["exits", "closes", "drops"],
+)
+def test_a_forked_process_leaves_the_agents_of_the_other_alone(in_child: str) -> None:
+    program = FORKED.format(in_child=in_child)
+    forked = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (forked.returncode, forked.stdout) == (0, "well\n"), forked.stderr
+
+
+def test_an_agent_that_is_dropped_while_it_reads_is_left_to_the_process() -> None:
+    lending, _ = nixl_agents("shared memory")
+    agent = NixlAgent(lends=False)
+    lent, into = lending.register(4096), agent.register(4096)
+    within = weakref.ref(agent._agent)
+    read = agent.read(agent.meet(lending.metadata()), lent.address, 4096, into)
+    agent.give_up(read)
+    del agent
+    gc.collect()
+    assert within() is not None
+    agent = NixlAgent(lends=False)
+    within = weakref.ref(agent._agent)
+    del agent
+    gc.collect()
+    assert within() is None
+
+
+def test_without_a_card_clients_of_other_hosts_are_told_to_use_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    lending, _ = nixl_agents("shared memory")
+    monkeypatch.setattr(Link, "is_near", property(lambda link: False))
+    monkeypatch.setattr(lending, "reaches_far", False)
+
+    async def fetch() -> None:
+        async with rdma_pair(Memory(dict(SIX_PIECES)), "shared memory") as pair:
+            await fetched(pair.connect(), "six")
+
+    with pytest.raises(TransferError, match=r"no RDMA card.*use TcpServer"):
+        asyncio.run(fetch())
+
+
+def test_links_of_one_host_are_near() -> None:
+    async def fetch() -> list[bool]:
+        async with rdma_pair(Memory(dict(SIX_PIECES)), "shared memory") as pair:
+            assert await fetched(pair.connect(), "six") == SIX_PIECES["six"]
+            return [peer.link.is_near for peer in pair.server._peers]
+
+    assert set(asyncio.run(fetch())) == {True}
 
 
 def test_beside_a_library_that_it_clashes_with_no_agent_starts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,11 +34,10 @@ from rose.errors import DeadlineExceeded, TransferError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.distribution.outlet import MakeServer, Outlet
-from rose_transfer.layout.holdings import shard_classes
 from rose_transfer.layout.layout import Layout, Parameter
 from rose_transfer.store import Manifest, NoRoomForVersion, Packing, Store
 from rose_transfer.store.buckets import check_dtypes, pack, state_parameters
-from rose_transfer.store.packing import pack_regions, pack_whole
+from rose_transfer.store.packing import pack_for, pack_whole
 from rose_transfer.store.store import check_weights
 from rose_transfer.transport.interface import ObjectServer
 
@@ -201,13 +200,7 @@ class WeightPublisher:
 
     def _packed(self, parameters: Mapping[str, Parameter]) -> Packing:
         check_dtypes(parameters)
-        if not self._layouts:
-            return pack_whole(parameters)
-        classes = shard_classes(self._layouts)
-        # The names of holders would grow with replicas; the regions say who needs a bucket.
-        width = len(str(len(classes)))
-        named = {f"shard-{number:0{width}}": found.regions for number, found in enumerate(classes)}
-        return pack_regions(parameters, named)
+        return pack_for(self._layouts) if self._layouts else pack_whole(parameters)
 
     async def _retire(self) -> None:
         try:

@@ -46,7 +46,8 @@ PUBLISH_TIMEOUT_S = 600.0
 class ShardedPublisher:
     """One of these on each rank of `group`, a process group that nothing else uses; rank 0 of it has the `store`.
 
-    `packing` says which parameters lie where, the same on every rank: `pack_whole(checkpoint_parameters(folder))`, say.
+    `packing` says which parameters lie where, the same on every rank: `pack_whole(checkpoint_parameters(folder))`, or
+    `pack_for` the layouts of all ranks that fetch, who then fetch only what they hold.
     `export` says what becomes of the trainer's tensors; without one they are named and shaped as published.
     `compress` writes deltas in zstd. Give the store the same value.
 

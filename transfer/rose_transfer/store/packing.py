@@ -19,11 +19,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rose.errors import TransferError
 from rose_transfer.codec.streams import BUCKET_BYTES_MAX
 from rose_transfer.layout.box import AXES_MAX, Box
 from rose_transfer.layout.disjoint import are_disjoint
-from rose_transfer.layout.holdings import Region
-from rose_transfer.layout.layout import Parameter
+from rose_transfer.layout.holdings import Region, shard_classes
+from rose_transfer.layout.layout import Layout, Parameter
 from rose_transfer.store import canonical
 
 LAYOUT = 1
@@ -145,6 +146,28 @@ def pack_whole(parameters: Mapping[str, Parameter], bucket_bytes: int = BUCKET_B
     """`pack_regions` of every parameter as one shard class."""
     regions = [Region(name, Box.whole(value.shape)) for name, value in parameters.items()]
     return pack_regions(parameters, {WHOLE_MODEL: regions}, bucket_bytes)
+
+
+def pack_for(receivers: Iterable[Layout], bucket_bytes: int = BUCKET_BYTES_MAX) -> Packing:
+    """What these ranks hold, in their dtypes; what several hold alike is one shard class.
+
+    Raises TransferError if two of them say different things of a parameter.
+    """
+    layouts = tuple(receivers)
+    parameters: dict[str, Parameter] = {}
+    for layout in layouts:
+        for name, value in layout.parameters.items():
+            if parameters.setdefault(name, value) != value:
+                raise TransferError(
+                    f"{layout.holder} has {name} as {value}, another receiver as {parameters[name]}",
+                    expected="receivers of one model, with the same dtypes",
+                    to_do="publish to the others from a folder of their own",
+                )
+    classes = shard_classes(layouts)
+    # The names of holders would grow with replicas; the regions say who needs a bucket.
+    width = len(str(len(classes)))
+    named = {f"shard-{number:0{width}}": found.regions for number, found in enumerate(classes)}
+    return pack_regions(parameters, named, bucket_bytes)
 
 
 def from_bytes(data: bytes) -> Packing:

@@ -95,6 +95,9 @@ class _CarriedPeer(Peer):
         else:
             super().arrived(link, frame)
 
+    def check_way(self) -> None:
+        self._carried.lender.check_peer(is_near=self.link.is_near)
+
     async def send_piece(self, data: Data, payload_sum: int, moved: Callable[[], None]) -> None:
         """Lend one piece; an empty one goes with its frame.
 

@@ -42,6 +42,10 @@ class Lender(Protocol):
     path: str
     """The name of the path, the same at lenders and borrowers that fit: a word of up to 16 letters and digits."""
 
+    def check_peer(self, *, is_near: bool) -> None:
+        """Raises TransferError if a client of this host, or of another, is not to be lent anything."""
+        ...
+
     def giver(self) -> Giver:
         """Raises TransferError if this machine has no such path."""
         ...

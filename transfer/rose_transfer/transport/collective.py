@@ -73,6 +73,9 @@ class CollectiveLender:
         self._stall_s = stall_s
         self.path = collective.name
 
+    def check_peer(self, *, is_near: bool) -> None:
+        """Any."""
+
     def giver(self) -> _PairGiver:
         return _PairGiver(self._collective, self._waits, self._stall_s)
 

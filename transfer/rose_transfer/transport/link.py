@@ -114,6 +114,14 @@ class Link(asyncio.BufferedProtocol):
         name = None if self._transport is None else self._transport.get_extra_info("peername")
         return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
 
+    @property
+    def is_near(self) -> bool:
+        """Whether both sides have the same address, as two processes of one host do."""
+        if self._transport is None:
+            return False
+        ends = (self._transport.get_extra_info("peername"), self._transport.get_extra_info("sockname"))
+        return all(isinstance(end, tuple) for end in ends) and ends[0][0] == ends[1][0]
+
     def send(self, frame: Frame) -> None:
         """Send a small frame, behind a piece that is being sent."""
         transport = self._writable()

@@ -6,15 +6,19 @@ Invariants
   that was given up is kept, with its memory, until it ends; then both go.
 - A peer that a read failed on is forgotten and met anew, but only when no read from it is open: forgetting one in use
   crashes in UCX (NIXL pull request 1868).
-- An agent is closed only after its last read, and is then of no more use.
+- An agent is closed only after its last read, and is then of no more use. One that is dropped before that is left to
+  the process, with the memory that is read into: never destroyed, not even at exit.
+- In a process that was forked from the agent's it is of no use, and what it shares with the other one is left alone.
 - An agent that nobody reads from sleeps.
 
 Which path the reads take is UCX's to choose, or that of whoever sets UCX_TLS: an RDMA card, else shared memory, else
-TCP. Peers that know the token get keys that let them reach the lent memory, and no other.
+TCP. Over TCP, UCX 1.21 aborts the process of a lender whose reader died in the middle of a read. Peers that know the
+token get keys that let them reach the lent memory, and no other.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import logging
@@ -23,11 +27,13 @@ import os
 import sys
 import threading
 import uuid
+import weakref
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from rose.errors import ContractError, TransferError
+from rose.machine import rdma_devices
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 _WAKES_EVERY_US = 10_000
@@ -65,21 +71,30 @@ class NixlAgent:
     An agent that lends has a thread of NIXL's that serves its readers; it slows down the reads of the same agent, so a
     process that does both a lot is better off with two.
 
+    `reaches_far` says whether other hosts may read too: there is an RDMA card, or somebody has set UCX_TLS.
+
     Raises TransferError if the library is missing or does not start.
     """
 
     def __init__(self, *, lends: bool) -> None:
         api = _nixl()
         self.lends = lends
+        self.reaches_far = bool(rdma_devices()) or "UCX_TLS" in os.environ
         self._name = f"rose-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._reads: dict[str, int] = {}
         self._broken: set[str] = set()
         self._given_up: list[Read] = []
+        self._regions: set[Region] = set()
+        self._agent: Any = None
         try:
-            self._agent: Any = _agent(api, self._name, lends=lends)
+            self._agent = _agent(api, self._name, lends=lends)
         except Exception as error:
-            raise TransferError(f"NIXL does not start: {error}", to_do="see its log, or use TcpServer") from error
+            raise TransferError(
+                f"NIXL does not start: {error}",
+                to_do="see its log (UCX_TLS needs tcp beside shm: peers meet by it), or use TcpServer",
+            ) from error
+        _agents.add(self)
 
     def register(self, size_bytes: int) -> Region:
         """Fresh memory that reads may be made from and into. Raises TransferError."""
@@ -93,14 +108,19 @@ class NixlAgent:
                 raise TransferError(
                     f"{size_bytes} bytes cannot be registered: {error}", to_do="raise the limit of locked memory"
                 ) from error
-        return Region(memory, address, size_bytes, registration)
+            region = Region(memory, address, size_bytes, registration)
+            self._regions.add(region)
+        return region
 
     def release(self, region: Region) -> None:
         """Nobody reads the region or into it any more, except what was given up."""
         with self._lock:
+            if self._agent is None:
+                return
             self._sweep()
-            if self._agent is not None and all(read.region is not region for read in self._given_up):
+            if all(read.region is not region for read in self._given_up):
                 self._agent.deregister_memory(region.registration)
+                self._regions.discard(region)
 
     def metadata(self) -> bytes:
         """What a peer needs to read what is registered now."""
@@ -158,22 +178,43 @@ class NixlAgent:
                 self._given_up.append(read)
 
     def close(self) -> None:
-        """Forget all peers and end the agent. Reads must be over, given up or not, or it is left to the process."""
+        """Forget all peers and end the agent; not yet while a read is under way, given up or not."""
         with self._lock:
+            if self._agent is None:
+                return
             self._sweep()
-            if self._agent is None or any(self._reads.values()):
+            if any(self._reads.values()):
                 return
             for peer in self._reads:
                 self._agent.remove_remote_agent(peer)
             self._agent = None
 
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.close()
+            if self._agent is not None:
+                self._leave()
+
+    def forked(self) -> None:
+        """In a process forked from this agent's: its threads and locks are not here, its sockets are the other's."""
+        self._lock = threading.Lock()
+        if self._agent is not None:
+            self._leave()
+
+    def _leave(self) -> None:
+        for kept in (self._agent, *self._regions):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+        self._agent = None
+
     def _live(self) -> Any:
         if self._agent is None:
-            raise ContractError("the NIXL agent is closed")
+            raise ContractError("the NIXL agent is closed, or of the process that this one was forked from")
         self._sweep()
         return self._agent
 
     def _state(self, read: Read) -> ReadState:
+        if self._agent is None:
+            return ReadState.FAILED
         try:
             state = self._agent.check_xfer_state(read.handle)
         except Exception:  # noqa: BLE001
@@ -194,6 +235,18 @@ class NixlAgent:
             self._given_up.remove(read)
             if all(other.region is not read.region for other in self._given_up):
                 self._agent.deregister_memory(read.region.registration)
+                self._regions.discard(read.region)
+
+
+_agents: weakref.WeakSet[NixlAgent] = weakref.WeakSet()
+
+
+def _leave_to_parent() -> None:
+    for agent in tuple(_agents):
+        agent.forked()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _agent(api: Any, name: str, *, lends: bool) -> Any:

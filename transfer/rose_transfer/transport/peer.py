@@ -160,6 +160,7 @@ class Peer:
         while True:
             order = await self._orders.get()
             try:
+                self.check_way()
                 await server.prepare(order.key)
                 reading = self._loop.run_in_executor(server.readers, self._read, order)
                 data, payload_sum = await server.waits.within(
@@ -177,6 +178,9 @@ class Peer:
             except LinkEnded:
                 return
             self.step(PieceSent(order.request))
+
+    def check_way(self) -> None:
+        """Raises TransferError if pieces cannot cross to this peer."""
 
     async def send_piece(self, data: Data, payload_sum: int, moved: Callable[[], None]) -> None:
         """Send one piece; see `link.Link.send_piece`. Raises LinkEnded."""

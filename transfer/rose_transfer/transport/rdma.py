@@ -6,8 +6,8 @@
     borrower = RdmaBorrower(NixlAgent(lends=False))
     client = CarriedClient(host, port, borrower=borrower, token=token, waits=waits)
 
-Without an RDMA card the same reads go through shared memory or TCP. NIXL was chosen over Mooncake by measurement, see
-`bench/rdma_choice.py` and the README.
+Without an RDMA card the same reads go through shared memory, and to clients of the same host only. NIXL was chosen over
+Mooncake by measurement, see `bench/rdma_choice.py` and the README.
 
 Invariants
 - Registered memory is bounded: `slots` of 4 MiB for a server, one for each connection of a client. Objects of any
@@ -58,6 +58,14 @@ class RdmaLender:
         self._free: asyncio.Queue[int] = asyncio.Queue()
         for slot in range(slots):
             self._free.put_nowait(slot)
+
+    def check_peer(self, *, is_near: bool) -> None:
+        """A client of another host needs a card here, or the word of whoever set UCX_TLS."""
+        if not is_near and not self._agent.reaches_far:
+            raise TransferError(
+                "the server's host has no RDMA card, so reads from another host would cross by TCP, where UCX ends the "
+                "process of a lender whose reader dies: use TcpServer and TcpClient between these hosts",
+            )
 
     def giver(self) -> _RdmaGiver:
         """Raises ContractError once closed: what would be offered is registered no more."""

@@ -1,0 +1,131 @@
+"""The Ray cluster of a run: started on this machine, for this run alone, and ended with it.
+
+Invariants
+- Ray runs below a process of its own (`cluster_main`), which ends it all, however this one ends.
+- Ray's files lie in the run's runtime folder and go with it.
+- Neither the event loop nor signals wait for Ray.
+
+Ray's servers listen on all interfaces, which it has no option against; who connects needs the token that Ray keeps in
+the user's home.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sys
+import tempfile
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+from rose.errors import ClusterError
+from rose.logs import logger
+from rose.waits import WaitBoard
+
+log = logger("cluster")
+
+START_S = 120.0
+END_S = 20.0
+_LINK_PREFIX = "rose-ray-"
+
+
+@contextlib.asynccontextmanager
+async def local_cluster(runtime: Path, name: str, waits: WaitBoard) -> AsyncIterator[Any]:
+    """Ray (the module), running on this machine until the body ends. `name` is its namespace.
+
+    Raises ClusterError if Ray is not installed, runs in this process already, or does not start.
+    """
+    ray = await asyncio.to_thread(_import_ray)
+    with _short_name(runtime / "ray") as short:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "rose.trainer.cluster_main", str(short), name),
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=DEVNULL,
+        )
+        try:
+            address = await waits.within(_address(process), "start", "Ray", START_S, boundary="cluster")
+            await waits.within(
+                asyncio.to_thread(_connect, ray, address, name), "connection", "Ray", START_S, boundary="cluster"
+            )
+            try:
+                yield ray
+            finally:
+                await asyncio.to_thread(ray.shutdown)
+        finally:
+            await _end(process, waits)
+
+
+async def _address(process: Process) -> str:
+    """Raises ClusterError if there is none."""
+    assert process.stdout is not None
+    said = json.loads(await process.stdout.readline() or b'{"error": "its process died"}')
+    if "error" in said:
+        raise ClusterError(f"Ray does not start: {said['error']}", to_do="see `ray` in the run's runtime folder")
+    return str(said["address"])
+
+
+async def _end(process: Process, waits: WaitBoard) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    with waits.waiting("end", "Ray", END_S):
+        try:
+            async with asyncio.timeout(END_S):
+                await process.wait()
+        except TimeoutError:
+            log.warning("Ray is ended by force")
+            process.kill()
+            await process.wait()
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # is looked at when it is first imported
+    try:
+        import ray
+        from ray._private import worker
+    except ImportError as error:
+        raise ClusterError(f"Ray cannot be imported: {error}", to_do="pip install 'rose-rl[train]'") from error
+    if ray.is_initialized():
+        raise ClusterError("this process has a Ray cluster already", to_do="run one job in a process")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    # It would print what it has to say of its processes into the terminal of the run.
+    vars(worker)["print_to_stdstream"] = _to_log
+    return ray
+
+
+def _connect(ray: Any, address: str, name: str) -> None:
+    try:
+        ray.init(address=address, namespace=name, configure_logging=False, log_to_driver=False)
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), "")[:300]
+        raise ClusterError(f"Ray at {address} cannot be reached: {type(error).__name__}: {why}") from error
+
+
+def _to_log(said: dict[str, Any], ignore_prefix: bool) -> None:
+    del ignore_prefix
+    for line in said.get("lines", ()):
+        log.warning("Ray says", of=str(said.get("pid", "")), line=str(line)[:1000])
+
+
+@contextlib.contextmanager
+def _short_name(folder: Path) -> Iterator[Path]:
+    """A link to the folder with a name so short that Ray's sockets fit behind it."""
+    folder.mkdir()
+    base = Path(tempfile.gettempdir())
+    for left in base.glob(f"{_LINK_PREFIX}*"):
+        if left.is_symlink() and not left.exists():  # of a run that was killed
+            with contextlib.suppress(OSError):
+                left.unlink()
+    link = base / f"{_LINK_PREFIX}{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        link.unlink()
+    link.symlink_to(folder)
+    try:
+        yield link
+    finally:
+        link.unlink(missing_ok=True)

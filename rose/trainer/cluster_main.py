@@ -1,0 +1,64 @@
+"""`python -m rose.trainer.cluster_main FOLDER NAME`: starts Ray, says its address, and ends with whoever started it.
+
+Invariants
+- When standard input ends, which it does however the starter dies, every process of Ray is ended, those too that
+  outlive Ray's own end.
+- Standard output has one line of JSON: `{"address": ...}`, or `{"error": ...}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from rose.processes import become_subreaper, end_descendants
+
+_OBJECT_STORE_BYTES = 128 * 2**20
+"""Weights and trajectories on their way between two ranks."""
+_GRACE_S = 3.0
+
+
+def main(folder: str, name: str) -> None:
+    """Start Ray with its files in `folder` and namespace `name`, and end it with standard input."""
+    become_subreaper()
+    for signum in (signal.SIGINT, signal.SIGHUP):  # of the terminal, meant for the starter
+        signal.signal(signum, signal.SIG_IGN)
+    try:
+        _say(_start(folder, name))
+        sys.stdin.buffer.read()
+    finally:
+        end_descendants(_GRACE_S)
+
+
+def _start(folder: str, name: str) -> dict[str, str]:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    try:
+        import ray
+
+        started: Any = ray.init(
+            num_cpus=1,
+            num_gpus=0,
+            namespace=name,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+            _temp_dir=folder,
+        )
+        return {"address": started.address_info["gcs_address"]}
+    except Exception as error:  # noqa: BLE001 -- told to whoever started this
+        why = next(iter(str(error).splitlines()), "")[:300]
+        return {"error": f"{type(error).__name__}: {why}"}
+
+
+def _say(what: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,240 @@
+"""What users of the serving engine see: percentiles, an SLO and whether it is kept, over a run or the last seconds.
+
+Invariants
+- Pure, and of client-side records only: nothing here asks the engine.
+- TTFT and TPOT are of completed requests. Attainment is of every request that judges the engine: one that was refused,
+  broken, timed out or never sent for the cap has missed the SLO.
+- A window holds what ended in its last `window_s` seconds. Time never goes back in one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rose.errors import ConfigError
+from rose.workload.load_record import LoadRecord, Outcome
+
+T = TypeVar("T")
+
+# ROSE's margins over the p99 of serving alone (arXiv 2605.06534).
+TTFT_FACTOR = 1.6
+TPOT_FACTOR = 1.27
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Upper bounds in seconds, per request: time to first token, and mean time per token after it."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def __post_init__(self) -> None:
+        if not all(math.isfinite(one) and one > 0 for one in (self.ttft_s, self.tpot_s)):
+            raise ConfigError(f"an SLO of {self.ttft_s} s and {self.tpot_s} s", expected="finite times above 0")
+
+    def ttft_met(self, record: LoadRecord) -> bool:
+        completed = record.outcome is Outcome.COMPLETED
+        return completed and record.ttft_s is not None and record.ttft_s <= self.ttft_s
+
+    def tpot_met(self, record: LoadRecord) -> bool:
+        """A completed answer of a single token has no time per token, and keeps the bound."""
+        return record.outcome is Outcome.COMPLETED and (record.tpot_s is None or record.tpot_s <= self.tpot_s)
+
+    def met(self, record: LoadRecord) -> bool:
+        return self.ttft_met(record) and self.tpot_met(record)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentiles:
+    """Of `count` values, in their unit."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    longest: float
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySummary:
+    """What a set of requests saw, in seconds; None where no request has such a figure.
+
+    `gaps` are between successive arrivals of tokens. `lag` is the client's own, of every request that was sent.
+    """
+
+    outcomes: Mapping[Outcome, int]
+    tokens: int
+    ttft: Percentiles | None
+    tpot: Percentiles | None
+    gaps: Percentiles | None
+    lag: Percentiles | None
+
+    @property
+    def requests(self) -> int:
+        return sum(self.outcomes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Attainment:
+    """How many of `requests` kept the SLO: both bounds, and each alone."""
+
+    requests: int
+    met: int
+    ttft_met: int
+    tpot_met: int
+
+    @property
+    def fraction(self) -> float | None:
+        """None if there was no request to judge by."""
+        return self.met / self.requests if self.requests else None
+
+
+def quantile(ordered: Sequence[float], fraction: float) -> float:
+    """Linear interpolation between order statistics (type 7 of Hyndman and Fan 1996) of at least one value."""
+    at = fraction * (len(ordered) - 1)
+    below = int(at)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+
+
+def percentiles(values: Iterable[float | None]) -> Percentiles | None:
+    """Of those that are not None; None if there are none."""
+    ordered = sorted(value for value in values if value is not None)
+    if not ordered:
+        return None
+    p50, p90, p95, p99 = (quantile(ordered, fraction) for fraction in (0.5, 0.9, 0.95, 0.99))
+    return Percentiles(len(ordered), sum(ordered) / len(ordered), p50, p90, p95, p99, ordered[-1])
+
+
+def summarised(records: Iterable[LoadRecord]) -> LatencySummary:
+    records = list(records)
+    completed = [record for record in records if record.outcome is Outcome.COMPLETED]
+    return LatencySummary(
+        outcomes=Counter(record.outcome for record in records),
+        tokens=sum(record.tokens for record in records),
+        ttft=percentiles(record.ttft_s for record in completed),
+        tpot=percentiles(record.tpot_s for record in completed),
+        gaps=percentiles(gap for record in completed for gap in record.gaps_s),
+        lag=percentiles(record.lag_s for record in records),
+    )
+
+
+def attained(records: Iterable[LoadRecord], slo: Slo) -> Attainment:
+    judged = [record for record in records if record.judges_engine]
+    return Attainment(
+        requests=len(judged),
+        met=sum(slo.met(record) for record in judged),
+        ttft_met=sum(slo.ttft_met(record) for record in judged),
+        tpot_met=sum(slo.tpot_met(record) for record in judged),
+    )
+
+
+def slo_from(alone: LatencySummary, ttft_factor: float = TTFT_FACTOR, tpot_factor: float = TPOT_FACTOR) -> Slo:
+    """The SLO that serving alone sets: its own p99 with a margin.
+
+    Raises ConfigError if alone completed too little to have both figures.
+    """
+    if alone.ttft is None or alone.tpot is None:
+        raise ConfigError(
+            f"no SLO from {alone.requests} requests of serving alone, of which none completed with two tokens",
+            to_do="let serving alone answer some requests first",
+        )
+    return Slo(alone.ttft.p99 * ttft_factor, alone.tpot.p99 * tpot_factor)
+
+
+class _Window(Generic[T]):
+    """What happened in the last `window_s` seconds."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._held: deque[tuple[float, T]] = deque()
+
+    def add(self, at_s: float, one: T) -> None:
+        self._held.append((at_s, one))
+
+    def at(self, now_s: float) -> list[T]:
+        """What began to be older than the window is let go of."""
+        while self._held and self._held[0][0] <= now_s - self._window_s:
+            self._held.popleft()
+        return [one for _, one in self._held]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowView:
+    """The window that ended at `at_s`."""
+
+    at_s: float
+    latencies: LatencySummary
+    attainment: Attainment | None
+
+
+class RollingLatencies:
+    """The last `window_s` seconds, for a live view. Without an SLO there is no attainment."""
+
+    def __init__(self, window_s: float, slo: Slo | None = None) -> None:
+        self._slo = slo
+        self._window: _Window[LoadRecord] = _Window(window_s)
+
+    def add(self, record: LoadRecord) -> None:
+        """In the order in which requests ended."""
+        self._window.add(record.ended_s, record)
+
+    def at(self, now_s: float) -> WindowView:
+        records = self._window.at(now_s)
+        attainment = None if self._slo is None else attained(records, self._slo)
+        return WindowView(now_s, summarised(records), attainment)
+
+
+def rolling(
+    records: Iterable[LoadRecord], window_s: float, step_s: float, until_s: float, slo: Slo | None = None
+) -> list[WindowView]:
+    """The view at every `step_s` up to `until_s`, as it was then."""
+    views = RollingLatencies(window_s, slo)
+    left = deque(sorted(records, key=lambda record: record.ended_s))
+    found = []
+    for number in range(1, int(until_s / step_s) + 1):
+        while left and left[0].ended_s <= number * step_s:
+            views.add(left.popleft())
+        found.append(views.at(number * step_s))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetState:
+    """An error budget now: `requests` in the window, how many `misses`, and how many the objective `allowed`.
+
+    `left` is the unspent part, 1 when untouched and negative when overdrawn. `burn_rate` is the share of misses over
+    the share that the objective allows: at 1, the budget is spent exactly when the window is over.
+    """
+
+    requests: int
+    misses: int
+    allowed: float
+    left: float
+    burn_rate: float
+
+
+class ErrorBudget:
+    """A sliding error budget: of the requests of the last `window_s` seconds, 1 - `objective` may miss the SLO."""
+
+    def __init__(self, objective: float, window_s: float) -> None:
+        if not 0 < objective < 1:
+            raise ConfigError(f"an objective of {objective}", expected="a share between 0 and 1, such as 0.99")
+        self._objective = objective
+        self._window: _Window[bool] = _Window(window_s)
+
+    def add(self, at_s: float, met: bool) -> None:
+        self._window.add(at_s, met)
+
+    def at(self, now_s: float) -> BudgetState:
+        results = self._window.at(now_s)
+        misses = len(results) - sum(results)
+        allowed = (1 - self._objective) * len(results)
+        burn_rate = misses / allowed if results else 0.0
+        return BudgetState(len(results), misses, allowed, 1 - burn_rate, burn_rate)
