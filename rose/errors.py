@@ -67,6 +67,12 @@ class ClusterError(RoseError):
     boundary = "cluster"
 
 
+class SchedulerError(RoseError):
+    """The scheduler refuses, or does not answer; what is running elsewhere goes on."""
+
+    boundary = "scheduler"
+
+
 class TrainingError(RoseError):
     """The policy itself went wrong: not finite, collapsed, or malformed."""
 

@@ -16,6 +16,7 @@ from rose.errors import ClusterError
 
 ADDRESS = "127.0.0.1"
 _FAST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SLOW_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
 
@@ -82,6 +83,34 @@ class LoadMetrics:
         self.loop_lag_seconds = seconds("loop_lag", "How long the client itself stood still.")
         self.records_lost = Gauge("rose_load_records_lost", "Lines that are not in the file.", registry=registry)
         self.open_waits = Gauge("rose_open_waits", "Named waits that are open now.", registry=registry)
+
+
+class SchedulerMetrics:
+    """The metrics of a scheduler; `registry` holds exactly these."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"rose_scheduler_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"rose_scheduler_{name}", text, labels, registry=registry)
+
+        self.granted = counter("leases_granted_total", "Leases granted.", "kind", "affine")
+        self.refused = counter("leases_refused_total", "Leases refused.", "reason")
+        self.lapsed = counter("leases_lapsed_total", "Leases that nobody ended, or that found no place.", "lapse")
+        self.ended = counter("leases_ended_total", "Reports of an end; only those that ended count.", "verdict")
+        self.tokens = counter("tokens_total", "Tokens that were received on leases, as their holders say.")
+        self.moved_tokens = counter("moved_context_tokens_total", "Context of turns that left their prefix behind.")
+        self.wait_seconds = Histogram(
+            "rose_scheduler_wait_seconds", "From asking for a lease to its grant.", registry=registry, buckets=_WAIT_S
+        )
+        self.waiting = gauge("leases_waiting", "Leases that wait for an engine.")
+        self.held = gauge("leases_held", "Leases that are held.")
+        self.engines = gauge("engines", "Engines that are offered.", "health")
+        self.remembered = gauge("remembered", "Entries in memory; each kind is bounded.", "kind")
+        self.open_waits = gauge("open_waits", "Named waits that are open now.")
 
 
 class MetricsServer:

@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,7 @@ class FoundRun:
 
 
 class Run:
-    """An open run: its id, its two folders, and the lock that says it lives. Made by `open_run`.
+    """An open run: its id, its two folders, and the lock that says it lives. Made by `open_run` and `open_service`.
 
     A child that is forked without exec shares the lock: the run then lives until that child has ended too.
     """
@@ -118,15 +118,20 @@ def _root_path() -> Path:
 
 
 def open_run(job: Job, waits: WaitBoard) -> Run:
-    """Sweep dead runs away, then make both folders of a new one; job.toml in its output says what it runs.
+    """`open_service` for a job; job.toml in its output says what it runs."""
+    return open_service(job.run.name, job.run.out, waits, {"job.toml": job.to_toml()})
+
+
+def open_service(name: str, out: Path, waits: WaitBoard, files: Mapping[str, str]) -> Run:
+    """Sweep dead runs away, then make both folders of a new one; `files` are texts for its output folder, by name.
 
     Raises ClusterError, with the path and the free space, if a folder cannot be made; neither is left then.
     Raises DeadlineExceeded if another process holds the root's lock for longer than `ROOT_LOCK_TIMEOUT_S`.
     """
     root = runtime_root()
-    run_id = f"{job.run.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    run_id = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     runtime = root / run_id
-    output = job.run.out / run_id
+    output = out / run_id
     _checked_socket(runtime, "x" * SOCKET_NAME_BYTES_MAX)
     with _root_locked(root, waits):
         _sweep(root)
@@ -134,7 +139,8 @@ def open_run(job: Job, waits: WaitBoard) -> Run:
         try:
             with _disk(output):
                 output.mkdir(parents=True)
-                (output / "job.toml").write_text(job.to_toml(), encoding="utf-8")
+                for file, text in files.items():
+                    (output / file).write_text(text, encoding="utf-8")
             with _disk(runtime):
                 runtime.mkdir(mode=0o700)
                 fd = os.open(runtime / "lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -186,6 +186,60 @@ def relay(
     relay_command(RelayOptions(upstream, folder, token_file, listen, keep, disk_gb, send_mb_s, ca, cert, key))
 
 
+@app.command()
+def scheduler(
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML file; flags come before its keys.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option("--token-file", metavar="FILE", help="File with the token, of mode 0600.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", metavar="N", help="Loopback port; 0 takes any free one.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", metavar="N", help="Loopback port of its metrics; 0 takes any.")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="First part of its id.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder that gets one output folder, with the log.")
+    ] = None,
+) -> None:
+    """Give the turns of trajectories places on engines.
+
+    One for each job. Engines are offered to it, rollout clients ask it for a lease per turn and then speak to the
+    engine itself. It prints its address, is shown by `rose status`, and ends on SIGTERM. It keeps nothing on disk but
+    its log: started again at the same port, it is told everything anew.
+
+    \b
+    The file, with its defaults:
+      [scheduler]
+      name = "scheduler"
+      out = "runs"
+      port = 0
+      metrics_port = 0
+      token_file = "token"    # no default
+      [limits]
+      beat_deadline_s = 3.0   # silence that makes an engine stale
+      dead_after_s = 15.0     # and dead
+      waiting = 4096          # leases that may wait at once
+      engines = 1024
+      trajectories = 32768    # remembered between turns
+      ended = 16384           # leases remembered after their end
+      retry_after_s = 1.0     # when to ask again if too many wait
+
+    \b
+    Examples:
+      (umask 077; openssl rand -hex 32 > token)
+      rose scheduler --token-file token --port 7080
+      rose scheduler --config scheduler.toml
+    """
+    from rose.cli.scheduler import scheduler_command
+
+    flags = {"token_file": token_file, "port": port, "metrics_port": metrics_port, "name": name, "out": out}
+    scheduler_command(config, flags)
+
+
 weights = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(weights, name="weights")
 

@@ -15,6 +15,7 @@ READMES = (
     "rose/workload/README.md",
     "transfer/README.md",
     "executor/README.md",
+    "scheduler/README.md",
     "bench/README.md",
 )
 DOCUMENTS = [*(ROOT / name for name in READMES), *sorted((ROOT / "docs").glob("*.md"))]

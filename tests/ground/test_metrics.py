@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from rose.errors import ClusterError
-from rose.metrics import LoadMetrics, Metrics, serve
+from rose.metrics import LoadMetrics, Metrics, SchedulerMetrics, serve
 
 
 def scrape(port: int) -> str:
@@ -26,6 +26,18 @@ pause_seconds parity_difference engine_restarts open_waits
 def test_the_names_that_dashboards_rely_on() -> None:
     families = list(Metrics().registry.collect())
     assert [family.name for family in families] == [f"rose_{name}" for name in NAMES.split()]
+    assert all(family.documentation.endswith(".") for family in families)
+
+
+SCHEDULER_NAMES = """
+leases_granted leases_refused leases_lapsed leases_ended tokens moved_context_tokens wait_seconds leases_waiting
+leases_held engines remembered open_waits
+"""
+
+
+def test_the_names_of_a_scheduler() -> None:
+    families = list(SchedulerMetrics().registry.collect())
+    assert [family.name for family in families] == [f"rose_scheduler_{name}" for name in SCHEDULER_NAMES.split()]
     assert all(family.documentation.endswith(".") for family in families)
 
 

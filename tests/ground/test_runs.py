@@ -14,7 +14,7 @@ import pytest
 from rose import runs
 from rose.config import Job, load_job
 from rose.errors import ClusterError, DeadlineExceeded
-from rose.runs import Run, list_runs, open_run, runtime_root, sweep
+from rose.runs import Run, list_runs, open_run, open_service, runtime_root, sweep
 from rose.waits import WaitBoard
 
 DEAD_ID = "demo-20250101-000000-abcd"
@@ -29,6 +29,15 @@ def test_a_run_has_two_folders_and_leaves_one(job: Job, runtime_dir: Path, waits
     assert not run.runtime.exists()
     assert (run.output / "job.toml").exists()
     run.close()
+
+
+def test_a_program_without_a_job_has_its_folders_too(tmp_path: Path, runtime_dir: Path, waits: WaitBoard) -> None:
+    with open_service("scheduler", tmp_path / "out", waits, {"note.txt": "why"}) as run:
+        assert run.run_id.startswith("scheduler-")
+        assert [found.run_id for found in list_runs(runtime_dir)] == [run.run_id]
+        assert run.output.parent == tmp_path / "out"
+        assert [(file.name, file.read_text()) for file in run.output.iterdir()] == [("note.txt", "why")]
+    assert list_runs(runtime_dir) == []
 
 
 def test_ids_are_sortable_and_hold_the_name(job: Job, runtime_dir: Path, waits: WaitBoard) -> None:

@@ -1,0 +1,61 @@
+"""Who may speak to a scheduler: whoever shows the token of its file, in each call.
+
+The token is read from a file, never from an argument, where everybody on the host could see it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import stat
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from rose.errors import ConfigError
+
+TOKEN_CHARS_MIN = 16
+HEADER = "authorization"
+_TO_DO = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
+
+
+def read_token(file: Path) -> str:
+    """The token in a file, without the white space around it. Raises ConfigError if it is none, or no secret."""
+    try:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        token = file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {error}", expected="a file with the scheduler's token", to_do=_TO_DO
+        ) from error
+    if mode & 0o077:
+        raise ConfigError(f"{file}: mode {mode:04o}", expected="mode 0600", to_do=f"chmod 600 {file}")
+    if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
+        raise ConfigError(
+            f"{file}: a token of {len(token)} characters",
+            expected=f"{TOKEN_CHARS_MIN} or more, without space",
+            to_do=_TO_DO,
+        )
+    return token
+
+
+def credentials(token: str) -> tuple[tuple[str, str], ...]:
+    """What a call carries."""
+    return ((HEADER, f"Bearer {token}"),)
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """Lets a call through if it carries the token; all others end as unauthenticated."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = f"Bearer {token}".encode()
+        self._closed: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        shown = next((value for key, value in details.invocation_metadata if key == HEADER), "")
+        given = shown if isinstance(shown, bytes) else shown.encode()
+        return await continuation(details) if hmac.compare_digest(given, self._expected) else self._closed
+
+
+async def _refuse(_request: bytes, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the scheduler's token is missing or wrong")

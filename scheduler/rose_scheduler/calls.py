@@ -1,0 +1,102 @@
+"""Calls to a scheduler: repeated while it is away, until their deadline.
+
+Invariants
+- A call is only repeated if that changes nothing, which holds for every call of the scheduler.
+- What no repeating mends (a wrong token, another kind of server) is said at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from rose.errors import ContractError, DeadlineExceeded, SchedulerError
+from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
+from rose.waits import WaitBoard
+from rose_scheduler.access import credentials
+
+GRACE_S = 2.0
+"""How much longer than it was asked to a scheduler may take to say that there is no place."""
+_PAUSE_S = (0.02, 0.5)
+"""Between two tries, from and to; doubling."""
+_CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+_FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED: "give it the token of the scheduler's file",
+    grpc.StatusCode.UNIMPLEMENTED: "check that this is the address of a scheduler, of this version",
+}
+
+
+class Calls:
+    """The channel to one scheduler; `whom` is its name on the wait board. Raises ContractError for an endless wait."""
+
+    def __init__(self, address: str, *, token: str, waits: WaitBoard, timeout_s: float) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise ContractError(f"a scheduler's client with timeout_s={timeout_s}", expected="a time that ends")
+        self.whom = f"scheduler {address}"
+        self._waits = waits
+        self._timeout_s = timeout_s
+        self._credentials = credentials(token)
+        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._closed = False
+        self.stub: Any = SchedulerStub(self._channel)
+
+    async def answer(self, what: str, method: Any, request: Any) -> Any:
+        """One answer to a call that does not wait for anything over there.
+
+        Raises SchedulerError if it is refused, DeadlineExceeded after `timeout_s`.
+        """
+        with self._waits.waiting(what, self.whom, self._timeout_s):
+            return await self.repeated(what, method, lambda _: request, self._timeout_s)
+
+    async def repeated(
+        self, what: str, method: Any, request: Callable[[float], Any], timeout_s: float, *, grace_s: float = 0.0
+    ) -> Any:
+        """As `answer`, off the board; `request` is made of the seconds left, and answered at most `grace_s` later."""
+        until_s = time.monotonic() + timeout_s
+        pause_s, most_s = _PAUSE_S
+        while True:
+            if self._closed:
+                raise ContractError(f"the client of {self.whom} is closed", expected="calls before `close`")
+            left_s = max(0.001, until_s - time.monotonic())
+            try:
+                return await self._once(
+                    what, method(request(left_s), timeout=left_s + grace_s, metadata=self._credentials)
+                )
+            except grpc.aio.AioRpcError as error:
+                if error.code() in _FINAL:
+                    to_do = _FINAL[error.code()]
+                    raise SchedulerError(f"{self.whom} refuses: {error.details()}", to_do=to_do) from error
+                if time.monotonic() + pause_s >= until_s:
+                    raise self.late(what, timeout_s, error.details() or str(error.code())) from error
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, most_s)
+
+    def late(self, what: str, timeout_s: float, why: str) -> DeadlineExceeded:
+        """The error for a deadline that is over."""
+        return DeadlineExceeded(f"{self.whom}: not {what} after {timeout_s:g} s: {why}", boundary="scheduler")
+
+    async def close(self) -> None:
+        """End every call that is under way with SchedulerError; further ones are ContractErrors."""
+        self._closed = True
+        await self._channel.close()
+
+    async def _once(self, what: str, call: Any) -> Any:
+        try:
+            return await call
+        except asyncio.CancelledError:
+            # A channel that closes cancels its calls, and with them, as it seems, whoever waits for one.
+            task = asyncio.current_task()
+            if not self._closed or task is None or task.cancelling():
+                raise
+            raise SchedulerError(f"{self.whom}: not {what}: the client was closed") from None
