@@ -4,13 +4,13 @@ Invariants
 - The quota is written whenever it changes, and at least every `HEARTBEAT_S` of the board: without that the guest shuts
   its own gate. So whatever ends the executor, nothing is left unthrottled.
 - Serving unknown, or no slack: the gate is shut.
-- A guest that goes on computing although its gate has long been shut is frozen, once. It is thawed by nobody: an engine
-  that does not obey is to be replaced.
+- A guest that goes on computing although its gate has long been shut is frozen, and again if that did not stop it. It
+  is thawed by nobody: an engine that does not obey is to be replaced.
 
-    gate     guest computed since        action
-    open     -                           quota on change or heartbeat
-    shut     not, or for < OBEY_S        the same
-    shut     for longer                  Freeze
+    gate                    guest                       action
+    open, or just shut      -                           quota on change or heartbeat
+    shut for OBEY_S         computed nothing since      the same
+    shut for OBEY_S         computed since              Freeze, besides
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class GuestRules:
         self._written_at_s = 0.0
         self._guest_steps = 0
         self._shut_at_s: float | None = None
-        self._guest_at_shut: int | None = None
+        self._guest_behind_gate: int | None = None
 
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
         """Take one look at `now` of the monotonic clock."""
@@ -80,19 +80,18 @@ class GuestRules:
         if quota != self._written or now - self._written_at_s >= _RENEW_S:
             self._written, self._written_at_s = quota, now
             actions.append(Write(quota))
-        if not self.frozen and self._disobeys(quota, guest, now):
+        if self._disobeys(quota, guest, now):
             self.frozen = f"it went on computing {OBEY_S:g} s after its gate was shut"
             actions.append(Freeze(self.frozen))
         return actions
 
     def _disobeys(self, quota: Quota, guest: GuestState | None, now: float) -> bool:
         if quota.gate_open:
-            self._shut_at_s = self._guest_at_shut = None
+            self._shut_at_s = self._guest_behind_gate = None
             return False
         if self._shut_at_s is None:
             self._shut_at_s = now
         if guest is None or now - self._shut_at_s < OBEY_S:
             return False
-        if self._guest_at_shut is None:
-            self._guest_at_shut = guest.computed_steps
-        return guest.computed_steps > self._guest_at_shut
+        before, self._guest_behind_gate = self._guest_behind_gate, guest.computed_steps
+        return before is not None and guest.computed_steps > before

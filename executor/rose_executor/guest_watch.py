@@ -25,7 +25,7 @@ _TRY_AGAIN_S = 0.2
 class GuestWatch:
     """Makes the board and keeps it; `run` then watches. Raises ClusterError if the board cannot be had.
 
-    `seen` is the last look, `trouble` what is wrong with the board or the brake, "" if nothing.
+    `seen` is the last look, `trouble` what it failed at (board or brake), "" if at nothing.
     """
 
     def __init__(self, path: Path, rules: GuestRules, partitioner: Partitioner) -> None:
@@ -57,6 +57,7 @@ class GuestWatch:
         except (ClusterError, OSError) as error:
             self.trouble = str(error)
             return False
+        self.trouble = ""
         return True
 
     def close(self) -> None:
@@ -75,5 +76,5 @@ class GuestWatch:
         writer = claim_quota(self._path)
         self._reader.close()
         self._reader = BoardReader(self._path)
-        self._writer, self.trouble = writer, ""
+        self._writer = writer
         return writer

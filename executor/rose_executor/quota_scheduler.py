@@ -48,35 +48,34 @@ class _Quota(Counting):
         if env is None or env.board is None:
             raise EngineError("the quota scheduler runs without a board", expected="an engine started as a guest")
         vllm_contract.check_attributes(self)
-        self._board = _GuestBoard(env.board)
-        self._pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
-        self._free_blocks: Callable[[], int] = self._pool.get_num_free_blocks
+        self._guest_board = _GuestBoard(env.board)
+        self._guest_pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
+        self._guest_free_blocks: Callable[[], int] = self._guest_pool.get_num_free_blocks
         # Without the null block, which is never anybody's.
-        blocks = self._pool.num_gpu_blocks - 1
-        self._limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
-        self._quota = shut(self._limits)
-        self._starved = StarvedWatch()
-        self._cost = _StepCost(_clock(self.vllm_config))  # type: ignore[attr-defined]
-        self._steps = self._preemptions = self._scheduled_tokens = 0
-        self._pool.get_num_free_blocks = self._free_within_quota
-        self._pool.get_usage = self._usage
+        blocks = self._guest_pool.num_gpu_blocks - 1
+        self._guest_limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
+        self._guest_quota = shut(self._guest_limits)
+        self._guest_starved = StarvedWatch()
+        self._guest_cost = _StepCost(_clock(self.vllm_config))  # type: ignore[attr-defined]
+        self._guest_steps = self._guest_preemptions = 0
+        self._guest_pool.get_num_free_blocks = self._free_within_quota
+        self._guest_pool.get_usage = self._usage
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._take_quota()
-        if not computes(self._quota) and not self._cost.under_way:
+        if not computes(self._guest_quota) and not self._guest_cost.under_way:
             self._wait_at_the_gate()
         self._keep_to_quota()
-        self._cost.begins()
+        self._guest_cost.begins()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._scheduled_tokens = output.total_num_scheduled_tokens
-        self._cost.scheduled(self._scheduled_tokens)
-        self._report()
+        self._guest_cost.scheduled(output.total_num_scheduled_tokens)
+        self._report(output.total_num_scheduled_tokens)
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if scheduler_output.total_num_scheduled_tokens:
-            self._cost.ended()
+            self._guest_cost.ended()
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
@@ -85,20 +84,20 @@ class _Quota(Counting):
             return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
 
     def _take_quota(self) -> None:
-        quota = self._board.quota(time.monotonic())
-        self._quota = shut(self._quota) if quota is None else within(quota, self._limits)
+        quota = self._guest_board.quota(time.monotonic())
+        self._guest_quota = shut(self._guest_quota) if quota is None else within(quota, self._guest_limits)
 
     def _wait_at_the_gate(self) -> None:
         """Stay here a little while nothing may be computed, and leave as soon as something may."""
         deadline_s = time.monotonic() + HEARTBEAT_S / 2
-        while not computes(self._quota) and time.monotonic() < deadline_s:
+        while not computes(self._guest_quota) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             self._take_quota()
 
     def _keep_to_quota(self) -> None:
-        self.max_num_scheduled_tokens = self._quota.tokens_per_step if self._quota.gate_open else 0
-        self.max_num_active_reqs = self._quota.active_seqs
-        while self._used_blocks() > self._quota.kv_blocks or len(self.running) > self._quota.active_seqs:
+        self.max_num_scheduled_tokens = self._guest_quota.tokens_per_step if self._guest_quota.gate_open else 0
+        self.max_num_active_reqs = self._guest_quota.active_seqs
+        while self._used_blocks() > self._guest_quota.kv_blocks or len(self.running) > self._guest_quota.active_seqs:
             request = self._newest_lowest()
             if request is None:
                 return
@@ -114,51 +113,51 @@ class _Quota(Counting):
         self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)  # type: ignore[attr-defined]
         # As vLLM does when it sets requests back between steps: a resumed one is then sent to the worker whole.
         self.prev_step_scheduled_req_ids.discard(request.request_id)  # type: ignore[attr-defined]
-        self._preemptions += 1
+        self._guest_preemptions += 1
 
-    def _report(self) -> None:
+    def _report(self, scheduled_tokens: int) -> None:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
-        self._steps += 1
-        self._starved.stepped(
+        self._guest_steps += 1
+        self._guest_starved.stepped(
             wanted=running + waiting > 0,
-            allowed=computes(self._quota),
-            scheduled_tokens=self._scheduled_tokens,
+            allowed=computes(self._guest_quota),
+            scheduled_tokens=scheduled_tokens,
             now_s=time.monotonic(),
         )
-        self._board.report(
+        self._guest_board.report(
             GuestState(
-                steps=self._steps,
-                computed_steps=self._cost.steps,
-                quota_number=self._board.quota_number,
+                steps=self._guest_steps,
+                computed_steps=self._guest_cost.steps,
+                quota_number=self._guest_board.quota_number,
                 running=running,
                 waiting=waiting,
                 kv_blocks_used=self._used_blocks(),
-                kv_blocks_total=self._limits.kv_blocks,
-                step_s=self._cost.seconds,
-                step_tokens=self._cost.tokens,
-                preemptions=self._preemptions,
-                starved_at_s=self._starved.since_s,
-                starvations=self._starved.count,
+                kv_blocks_total=self._guest_limits.kv_blocks,
+                step_s=self._guest_cost.seconds,
+                step_tokens=self._guest_cost.tokens,
+                preemptions=self._guest_preemptions,
+                starved_at_s=self._guest_starved.since_s,
+                starvations=self._guest_starved.count,
             )
         )
 
     def _used_blocks(self) -> int:
-        return self._limits.kv_blocks - self._free_blocks()
+        return self._guest_limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        return max(0, self._quota.kv_blocks - self._used_blocks())
+        return max(0, self._guest_quota.kv_blocks - self._used_blocks())
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""
-        return self._used_blocks() / max(1, self._limits.kv_blocks)
+        return self._used_blocks() / max(1, self._guest_limits.kv_blocks)
 
     @contextlib.contextmanager
     def _without_quota(self) -> Iterator[None]:
-        self._pool.get_num_free_blocks = self._free_blocks
+        self._guest_pool.get_num_free_blocks = self._guest_free_blocks
         try:
             yield
         finally:
-            self._pool.get_num_free_blocks = self._free_within_quota
+            self._guest_pool.get_num_free_blocks = self._free_within_quota
 
 
 class QuotaScheduler(_Quota, Scheduler):  # type: ignore[misc]

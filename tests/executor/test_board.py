@@ -1,4 +1,4 @@
-"""The board: what is written is read, and whatever is wrong with it is seen as such, by everybody, without an exception."""
+"""The board: what is written is read; whatever is wrong with it is seen as such, and nobody dies of it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_half_has_one_writer_and_the_next_goes_on_counting(tmp_path: Path) -> 
     first.write(QUOTA_A)
     serving = HalfWriter(path, SERVING)
     serving.write(SERVED)
-    with pytest.raises(ClusterError, match="quota half of the board .* has a live writer"):
+    with pytest.raises(ClusterError, match=r"quota half of the board .* has a live writer"):
         claim_quota(path)
     with pytest.raises(ClusterError, match="serving half"):
         HalfWriter(path, SERVING)
@@ -224,5 +224,5 @@ def test_no_space_for_a_board_is_said(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(ClusterError, match="cannot make the board .*No space left"):
+    with pytest.raises(ClusterError, match=r"cannot make the board .*No space left"):
         claim_quota(tmp_path / "board")

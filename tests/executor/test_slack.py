@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -84,7 +85,7 @@ def test_less_slack_takes_effect_at_once_and_more_grows_by_doubling() -> None:
     assert admission.allow(serving(102.1, step_s=0.045), cost(), 102.1).tokens_per_step == pytest.approx(5, abs=1)
     grown = [admission.allow(IDLE, cost(), 102.1 + tick * TICK_S).tokens_per_step for tick in range(1, 80)]
     steps_up = sorted({*grown})
-    assert all(more <= max(2 * less, 8) for less, more in zip(steps_up, steps_up[1:], strict=False))
+    assert all(more <= max(2 * less, 8) for less, more in itertools.pairwise(steps_up))
     assert grown[0] == pytest.approx(5, abs=1)
     assert grown[-1] == pytest.approx(50, abs=1)
 

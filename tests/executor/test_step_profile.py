@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -66,4 +67,4 @@ def test_what_is_admitted_fits_and_is_the_most_that_does(
         assert profile.seconds(admitted + 1) > budget_s
     costs = [profile.seconds(tokens) for tokens in range(1, 600)]
     assert all(math.isfinite(cost) and cost >= 0 for cost in costs)
-    assert all(more >= less - 1e-9 * more for less, more in zip(costs, costs[1:], strict=False))
+    assert all(more >= less - 1e-9 * more for less, more in itertools.pairwise(costs))
