@@ -28,6 +28,7 @@ from rose_executor.partition_threads import checked_cores, place_threads
 
 _PREFIX = "rose-guest-"
 _EMPTY_TIMEOUT_S = 5.0
+_ENDING_S = 1.0
 _POLL_S = 0.01
 
 
@@ -68,7 +69,10 @@ def v2_groups(own: OwnGroups) -> Groups | None:
 
 
 class GroupPartitioner:
-    """A guest's group in `groups`. Raises ClusterError if it cannot be made, with nothing of it left."""
+    """A guest's group in `groups`. Raises ClusterError if it cannot be made, with nothing of it left.
+
+    `left` are the folders that `close` could not remove, because a guest still runs in them.
+    """
 
     def __init__(self, groups: Groups, cores: Collection[int]) -> None:
         self._cores = checked_cores(cores)
@@ -77,6 +81,7 @@ class GroupPartitioner:
         self._name = f"{_PREFIX}{secrets.token_hex(4)}"
         self._locks: list[int] = []
         self._weight = ""
+        self.left: tuple[Path, ...] = ()
         try:
             self._make()
         except OSError as error:
@@ -105,9 +110,13 @@ class GroupPartitioner:
         )
 
     def close(self) -> None:
-        for parent in self._groups.parents:
-            with contextlib.suppress(OSError):
-                _remove_group(parent / self._name)
+        deadline_s = time.monotonic() + _ENDING_S
+        while (
+            left := [folder for folder in self._folders() if not _removed(folder)]
+        ) and time.monotonic() < deadline_s:
+            # A process that was just killed is still in its group for a moment.
+            time.sleep(_POLL_S)
+        self.left = tuple(left)
         for lock in self._locks:
             os.close(lock)
         self._locks = []
@@ -116,9 +125,9 @@ class GroupPartitioner:
         if self._groups.version == "v2" and "cpu" not in _read(self._groups.cpu / "cgroup.subtree_control").split():
             # Refused where this very group has processes, unless it is the root.
             _write(self._groups.cpu / "cgroup.subtree_control", "+cpu")
-        for parent in self._groups.parents:
-            _make_group(parent / self._name)
-            lock = os.open(parent / self._name, os.O_RDONLY | os.O_CLOEXEC)
+        for folder in self._folders():
+            _make_group(folder)
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
             self._locks.append(lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         for name, content in self._groups.weights:
@@ -132,9 +141,12 @@ class GroupPartitioner:
         if self._cores:
             os.sched_setaffinity(thread, self._cores)
         if role is Role.GUEST:
-            for parent in self._groups.parents:
+            for folder in self._folders():
                 # The kernel moves the whole process that a thread belongs to.
-                _write(parent / self._name / "cgroup.procs", str(thread))
+                _write(folder / "cgroup.procs", str(thread))
+
+    def _folders(self) -> tuple[Path, ...]:
+        return tuple(parent / self._name for parent in self._groups.parents)
 
     def _write_freezer(self, content: str) -> None:
         if self._groups.freezer is None:
@@ -196,6 +208,16 @@ def _make_group(folder: Path) -> None:
 
 def _remove_group(folder: Path) -> None:
     folder.rmdir()
+
+
+def _removed(folder: Path) -> bool:
+    try:
+        _remove_group(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
 
 
 def _write(path: Path, content: str) -> None:

@@ -26,11 +26,11 @@ from rose_executor.partitioner import Partitioner, pick_partitioner
 # A guest of two processes and two threads, which counts in a file how often it came round.
 _GUEST = """
 import os, sys, threading, time
-if os.fork() == 0 or True:
-    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-    beat = open(sys.argv[1] + f".{os.getpid()}", "w")
-    while True:
-        beat.write("x"); beat.flush(); time.sleep(0.005)
+os.fork()
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+beat = open(sys.argv[1] + f".{os.getpid()}", "w")
+while True:
+    beat.write("x"); beat.flush(); time.sleep(0.005)
 """
 CORE = min(os.sched_getaffinity(0))
 
@@ -141,7 +141,21 @@ def test_a_guests_group_gets_what_others_leave_and_is_removed_with_its_maker(bus
     assert sweep(partitioner._groups) == []  # its maker lives
     busy.end()
     partitioner.close()
+    assert partitioner.left == ()
     assert not any(folder.exists() for folder in folders)
+
+
+def test_a_guest_that_still_runs_keeps_its_group_and_the_next_start_ends_it(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_groups, "_ENDING_S", 0.0)
+    partitioner = kernel_partitioner()
+    partitioner.place(busy.pid, Role.GUEST)
+    partitioner.close()
+    assert [folder.is_dir() for folder in partitioner.left] == [True] * len(partitioner._groups.parents)
+    assert partitioner._name in Path(f"/proc/{busy.pid}/cgroup").read_text()  # not set free
+    assert sweep(partitioner._groups) == [partitioner._name]
+    assert not any(folder.exists() for folder in partitioner.left)
 
 
 def test_the_next_start_ends_what_a_crash_left_frozen_and_touches_no_other_group(busy: Busy) -> None:
