@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from test_weight_update import Versions, updated
 
 from rose.errors import EngineError
 from rose_executor.board import GUEST, BoardReader, claim_quota
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.token_route import TokenRoute
+from rose_transfer.snapshot import WEIGHTS
 
 pytestmark = pytest.mark.engine
 
@@ -102,6 +107,14 @@ async def greedy(route: Any, name: str, tokens: int = TOKENS, **more: Any) -> li
         for index, prompt in enumerate(PROMPTS)
     )
     return [tuple(output.output_ids) for output in await asyncio.wait_for(asyncio.gather(*asked), 90)]
+
+
+async def usage(guest: Guest) -> float:
+    """The share of its KV cache that the engine itself says is in use."""
+    async with guest.rig.session.get(f"{guest.engine.base_url}/metrics") as response:
+        text = await response.text()
+    (figure,) = re.findall(r"^vllm:kv_cache_usage_perc\{.*\} (.*)$", text, re.MULTILINE)
+    return float(figure)
 
 
 def test_quotas_that_change_in_mid_generation_change_no_token(guest: Guest) -> None:
@@ -202,6 +215,7 @@ def test_a_quota_below_one_requests_need_starves_it_loudly(guest: Guest) -> None
             starved = await guest.until(lambda state: state.starved_at_s > 0)
             assert starved.starvations == (0 if before is None else before.starvations) + 1
             assert starved.waiting == len(PROMPTS)
+            assert await usage(guest) < 0.05  # what is not allowed is not in use
             assert not streams.done()
             fed = await guest.taken(FREE)
             assert fed.starved_at_s == 0.0
@@ -257,6 +271,26 @@ def test_without_an_executor_the_guest_shuts_its_own_gate(guest: Guest) -> None:
     }.items():
         guest_total = guest.engine.page.total()
         guest.rig.run(stops_and_goes_on(harm, mend, name))
+
+
+def test_new_weights_come_into_force_under_a_quota(guest: Guest, tmp_path: Path) -> None:
+    """The prefix cache is emptied although the pool says that most blocks are not free. The guest's last test."""
+
+    async def run() -> None:
+        masters = {name: value.to(torch.float32) for name, value in load_file(guest.rig.model / WEIGHTS).items()}
+        made = Versions(tmp_path, guest.rig.model).publish(1, updated(masters, 1))
+        async with guest.renewed():
+            await guest.taken(Quota(kv_blocks=20, tokens_per_step=16, active_seqs=16, gate_open=True))
+            streams = asyncio.create_task(greedy(guest.route(), "updated"))
+            await guest.until(lambda state: state.running > 1)
+            await guest.engine.control.apply(made.version, made.objects, made.way)
+            assert (await guest.engine.control.describe()).weight_version == 1
+            await guest.until(lambda state: state.kv_blocks_used > 10)
+            guest.give(FREE)
+            await streams
+        assert all(state.kv_blocks_used <= quota.kv_blocks for quota, state in guest.seen)
+
+    guest.rig.run(run())
 
 
 def test_a_guest_without_a_board_does_not_start(rig: Any) -> None:
