@@ -12,7 +12,9 @@ request, and with the first token of one that waits. A guest's step beside it ma
 Invariants
 - Less slack takes effect at once. More does only after `regrow_s` in which it was there all the time, and then at
   most doubles what the guest has: a slack that swings leaves the guest at its lower end instead of flapping.
-- What a step of the guest costs is asked of a profile that learns; nothing here knows an engine's speed.
+- What a step of the guest costs is asked of a profile that learns; nothing here knows an engine's speed. A guest that
+  gets nothing teaches nothing: beside an idle engine it may try a few tokens for a moment in each second, or one slow
+  step would shut it out for ever.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from rose_executor.board_states import ServingState
 _FIRST_TOKENS = 8
 """The least that a guest begins with again after it had nothing."""
 _SEQS_WINDOW_S = 2.0
+_TRIAL_EVERY_S = 1.0
+_TRIAL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +110,25 @@ class SlackAdmission:
         self._more = 0
         self._peak = 0
         self._peak_at_s = 0.0
+        self._denied_since_s: float | None = None
 
     def allow(self, serving: ServingState | None, cost: StepCost, now_s: float) -> Allowance:
         """What the guest may compute from now on; `serving` is None where its state is unknown."""
         self.slack_s = slack_s(serving, self._policy, now_s)
         fits = cost.tokens_within(self.slack_s / self._policy.interference, self._policy.tokens_max)
         self._tokens = self._without_flapping(fits, now_s)
+        if self._tries(serving, fits, now_s):
+            self._tokens = min(_FIRST_TOKENS, self._policy.tokens_max)
         return Allowance(self._tokens, self._seqs(now_s))
+
+    def _tries(self, serving: ServingState | None, fits: int, now_s: float) -> bool:
+        """Whether a guest for which nothing fits may find out if that is still so."""
+        if fits or serving is None or serving.running or serving.waiting:
+            self._denied_since_s = None
+            return False
+        if self._denied_since_s is None or now_s - self._denied_since_s >= _TRIAL_EVERY_S + _TRIAL_S:
+            self._denied_since_s = now_s
+        return now_s - self._denied_since_s >= _TRIAL_EVERY_S
 
     def _without_flapping(self, fits: int, now_s: float) -> int:
         if fits <= self._tokens:
