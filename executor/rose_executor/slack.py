@@ -28,7 +28,7 @@ from rose_executor.board_states import ServingState
 
 _FIRST_TOKENS = 8
 """The least that a guest begins with again after it had nothing."""
-_SEQS_WINDOW_S = 2.0
+_SEQS_WINDOW_S = 10.0
 _TRIAL_EVERY_S = 1.0
 _TRIAL_S = 0.1
 
@@ -144,7 +144,7 @@ class SlackAdmission:
 
     def _seqs(self, now_s: float) -> int:
         if self._tokens >= self._peak or now_s - self._peak_at_s > _SEQS_WINDOW_S:
-            # Half at a time: a quiet spell of a burst is no reason to set everything back.
+            # Late and half at a time: a burst of serving is no reason to set everything back, for that costs contexts.
             self._peak = max(self._tokens, self._peak // 2, 1)
             self._peak_at_s = now_s
         return min(self._peak, self._policy.seqs_max)
