@@ -279,13 +279,15 @@ def test_new_weights_come_into_force_under_a_quota(guest: Guest, tmp_path: Path)
     async def run() -> None:
         masters = {name: value.to(torch.float32) for name, value in load_file(guest.rig.model / WEIGHTS).items()}
         made = Versions(tmp_path, guest.rig.model).publish(1, updated(masters, 1))
+        guest.seen.clear()
         async with guest.renewed():
-            await guest.taken(Quota(kv_blocks=20, tokens_per_step=16, active_seqs=16, gate_open=True))
-            streams = asyncio.create_task(greedy(guest.route(), "updated"))
+            # Slowly, so that the update finds them at work.
+            guest.give(Quota(kv_blocks=20, tokens_per_step=2, active_seqs=16, gate_open=True))
+            streams = asyncio.create_task(greedy(guest.route(), "updated", tokens=380))
             await guest.until(lambda state: state.running > 1)
             await guest.engine.control.apply(made.version, made.objects, made.way)
             assert (await guest.engine.control.describe()).weight_version == 1
-            await guest.until(lambda state: state.kv_blocks_used > 10)
+            assert not streams.done()
             guest.give(FREE)
             await streams
         assert all(state.kv_blocks_used <= quota.kv_blocks for quota, state in guest.seen)
