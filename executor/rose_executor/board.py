@@ -224,8 +224,8 @@ def _newest(page: bytes, half: Half[S]) -> int:
 
 
 def _checksum(body: bytes, half: Half[S]) -> int:
-    # Never 0 for a bank of zeros, and another for the same bytes in another half.
-    return zlib.crc32(body, half.offset) + 1
+    # Another for the same bytes in another half, and not 0 for a bank of zeros.
+    return zlib.crc32(body, half.offset)
 
 
 def _header() -> bytes:

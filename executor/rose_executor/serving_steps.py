@@ -24,7 +24,7 @@ class ServingSteps:
     def stepped(self, *, running: int, waiting: int, kv_usage: float, tokens: int, now_s: float) -> ServingState:
         """The engine has finished a step and left so many requests; `kv_usage` is a share of all blocks."""
         before = self.state
-        busy = before.steps > 0 and before.running + before.waiting > 0
+        busy = before.running + before.waiting > 0
         self.state = ServingState(
             steps=before.steps + 1,
             running=running,

@@ -125,6 +125,39 @@ def test_a_stale_half_is_unknown_and_so_is_one_from_the_future(
     assert reading.number == 1
 
 
+def test_a_write_leaves_the_state_before_it_on_the_board(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    quota = claim_quota(path)
+    for state in (QUOTA_A, QUOTA_B, QUOTA_A, QUOTA_B):
+        quota.write(state)
+    content = bytearray(path.read_bytes())
+    newest = QUOTA.offset + 128 * (quota.number % 2)
+    content[newest : newest + 128] = b"\xee" * 128
+    path.write_bytes(content)
+    assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
+
+
+def test_a_half_of_zeros_holds_no_state() -> None:
+    assert all(decode(page(), half, 0.0).state is None for half in (SERVING, QUOTA, GUEST))
+
+
+def test_a_board_replaced_while_it_is_claimed_is_claimed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two executors that start at once on a board that one of them removes: never two boards in force."""
+    path = tmp_path / "board"
+    lock, removed = board._lock, []
+
+    def lock_and_remove(fd: int, path: Path, half: board.Half[Quota]) -> None:
+        lock(fd, path, half)
+        if not removed:
+            removed.append(path.unlink())
+
+    monkeypatch.setattr(board, "_lock", lock_and_remove)
+    quota = claim_quota(path)
+    quota.write(QUOTA_A)
+    assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
+    assert quota.whole()
+
+
 @pytest.mark.parametrize("absurd", [2**63, -(2**63) - 1, float("nan"), float("inf")])
 def test_a_value_that_no_board_holds_is_refused(absurd: float) -> None:
     with pytest.raises(ContractError, match="cannot stand on a board"):

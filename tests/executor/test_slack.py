@@ -90,6 +90,16 @@ def test_less_slack_takes_effect_at_once_and_more_grows_by_doubling() -> None:
     assert grown[-1] == pytest.approx(50, abs=1)
 
 
+def test_more_is_no_more_than_was_there_all_the_time() -> None:
+    admission = SlackAdmission(POLICY)
+    settle(admission, serving(100.0, step_s=0.046), 1.0)
+    for tick in range(100):
+        now_s = 102.0 + tick * TICK_S
+        state = serving(now_s, step_s=0.044 if tick % 10 == 5 else 0.01)
+        tokens = admission.allow(state, cost(), now_s).tokens_per_step
+        assert tokens <= cost().tokens_within(0.006, 256)
+
+
 def test_a_slack_that_swings_leaves_the_guest_at_its_lower_end() -> None:
     """Serving's steps take 10 and 40 ms in turn: the guest is not given more in every other step."""
     admission = SlackAdmission(POLICY)

@@ -46,6 +46,12 @@ def test_with_one_size_seen_larger_steps_cost_in_proportion_and_smaller_ones_the
     assert profile.tokens_within(0.009, 512) == 0
 
 
+def test_larger_steps_that_happened_to_cost_less_do_not_make_tokens_free_of_charge() -> None:
+    profile = learnt(*[(1, 0.02), (64, 0.01)] * 10)
+    assert profile.seconds(1) == profile.seconds(64) == pytest.approx(0.015, rel=0.05)
+    assert profile.tokens_within(0.001, 512) == 0
+
+
 def test_before_any_step_a_few_tokens_may_be_tried() -> None:
     assert StepProfile().tokens_within(0.001, 512) == 8
     assert StepProfile().tokens_within(0.001, 4) == 4
