@@ -197,6 +197,41 @@ def test_a_killed_writer_leaves_its_half_to_the_next(tmp_path: Path) -> None:
     assert claim_quota(path).number == 1
 
 
+def _write_for_ever(path: Path) -> None:
+    quota = claim_quota(path)
+    while True:
+        number = quota.number + 1
+        quota.write(Quota(number, number, number, gate_open=bool(number % 2)))
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_reader_beside_a_writer_and_after_its_death_sees_whole_states(tmp_path: Path, attempt: int) -> None:
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    child = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(path,))
+    child.start()
+    reader, numbers = BoardReader(path), [0]
+    try:
+        deadline_s = time.monotonic() + 20
+        while len(set(numbers)) < 500:
+            assert time.monotonic() < deadline_s
+            numbers.append(_number(reader))
+    finally:
+        child.kill()
+        child.join(20)
+    numbers.append(_number(reader))
+    assert numbers[-1] == max(numbers)
+
+
+def _number(reader: BoardReader) -> int:
+    """What the quota half holds, 0 if nothing yet; its values are one another's."""
+    reading = reader.read(QUOTA, time.monotonic())
+    if reading.state is None:
+        return 0
+    assert reading.state == Quota(*[reading.number] * 3, gate_open=bool(reading.number % 2))
+    return reading.number
+
+
 @pytest.mark.parametrize("cut_to", [0, 5, 300, BOARD_BYTES - 1])
 def test_a_board_cut_short_kills_nobody_and_its_owner_mends_it(tmp_path: Path, cut_to: int) -> None:
     path = tmp_path / "board"
