@@ -6,7 +6,7 @@ Limits are those of the tightest ancestor. Reading never raises: what is not the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -28,6 +28,14 @@ class Cgroup:
     memory_used_bytes: int | None
     freezer: bool
     writable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OwnGroups:
+    """The folders of this process's own groups: by controller where v1 has it, and in the v2 hierarchy."""
+
+    v1: Mapping[str, Path]
+    v2: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,12 @@ def read_cgroup(root: Path = Path("/")) -> Cgroup:
         freezer=freezes,
         writable=cpu is not None and os.access(cpu.own, os.W_OK | os.X_OK),
     )
+
+
+def own_groups(root: Path = Path("/")) -> OwnGroups:
+    """Where this process's groups lie, for whoever makes groups below them."""
+    v1, v2 = _mounts(root)
+    return OwnGroups({name: mount.own for name, mount in v1.items()}, None if v2 is None else v2.own)
 
 
 def _mounts(root: Path) -> tuple[dict[str, _Mount], _Mount | None]:

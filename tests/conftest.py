@@ -140,10 +140,13 @@ class EngineRig:
         return self._runner.run(coroutine)
 
     async def open(self) -> None:
+        from rose_executor.engine_env import IMPORT_ENV
         from rose_executor.token_route import open_session
         from rose_executor.warm_process import WarmProcess
 
-        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log")
+        # A test may also have a module of its own run where vLLM is imported already.
+        env = {**IMPORT_ENV, "PYTHONPATH": str(Path(__file__).with_name("executor"))}
+        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=env)
         self.session = open_session()
         self.engine = self.new_engine("engine-0")
         await self.engine.start(0)

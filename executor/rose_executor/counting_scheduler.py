@@ -24,7 +24,7 @@ from rose_executor.token_page import PageWriter
 _SLOTS_PER_SEQUENCE = 8
 
 
-class _Counting:
+class Counting:
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,9 +59,9 @@ class _Counting:
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
 
-class CountingScheduler(_Counting, Scheduler):  # type: ignore[misc]
+class CountingScheduler(Counting, Scheduler):  # type: ignore[misc]
     """For CPU engines."""
 
 
-class CountingAsyncScheduler(_Counting, AsyncScheduler):  # type: ignore[misc]
+class CountingAsyncScheduler(Counting, AsyncScheduler):  # type: ignore[misc]
     """For GPU engines: a plain scheduler would silently switch asynchronous scheduling off."""

@@ -3,6 +3,7 @@
 Invariants
 - The plugin is inert in every process that has no `ROSE_ENGINE_ID`: a user's own vLLM in the same
   environment loads it too and must not notice.
+- A serving engine is the user's own: all that it reads of ours is `ROSE_SERVING_BOARD`.
 - What `torch` and `vllm` read while they are imported is in `IMPORT_ENV`: a warm process must be started
   with it, a forked engine can no longer change it.
 """
@@ -19,6 +20,8 @@ INCARNATION = "ROSE_INCARNATION"
 WEIGHT_VERSION = "ROSE_WEIGHT_VERSION"
 CONTROL_SOCKET = "ROSE_CONTROL_SOCKET"
 TOKEN_PAGE = "ROSE_TOKEN_PAGE"
+BOARD = "ROSE_BOARD"
+SERVING_BOARD = "ROSE_SERVING_BOARD"
 UNPACKED_WEIGHTS = "ROSE_UNPACKED_WEIGHTS"
 
 # Dynamo would compile the log-prob kernels with g++ on the first token (12 s on two cores); more than one
@@ -37,7 +40,7 @@ IMPORT_ENV: Mapping[str, str] = {
 
 # What a user may have exported for engines of their own: the command line's size of the KV cache counts, and
 # vLLM's development routes, which anybody on the machine could call, stay off.
-_NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY")
+_NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY", SERVING_BOARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class EngineEnv:
     control_socket: Path
     token_page: Path
     unpacked_weights: bool = True
+    board: Path | None = None
 
     def variables(self) -> dict[str, str | None]:
         """Changes to an environment, as `launcher.Command` takes them."""
@@ -68,6 +72,7 @@ class EngineEnv:
             CONTROL_SOCKET: str(self.control_socket),
             TOKEN_PAGE: str(self.token_page),
             UNPACKED_WEIGHTS: "1" if self.unpacked_weights else "0",
+            BOARD: None if self.board is None else str(self.board),
         }
 
     @classmethod
@@ -82,4 +87,10 @@ class EngineEnv:
             control_socket=Path(environ[CONTROL_SOCKET]),
             token_page=Path(environ[TOKEN_PAGE]),
             unpacked_weights=environ[UNPACKED_WEIGHTS] == "1",
+            board=Path(environ[BOARD]) if BOARD in environ else None,
         )
+
+
+def serving_board(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a serving engine's probe writes, None if this process is none that anybody wants to see."""
+    return Path(environ[SERVING_BOARD]) if environ.get(SERVING_BOARD) else None

@@ -69,6 +69,7 @@ class EngineProcess:
             control_socket=self.settings.control_socket,
             token_page=self.settings.token_page(self._incarnation),
             unpacked_weights=self.settings.unpacked_weights,
+            board=self.settings.board,
         )
         self._child = await self._launcher.launch(
             Command(

@@ -21,7 +21,8 @@ class EngineSettings:
     `kv_cache_bytes` is touched at once on CPU; `max_model_len` counts prompt and output tokens together;
     `stream_interval` is the number of tokens per streamed chunk; `port` 0 takes a free one. `runtime_dir`
     holds the control socket and the token page, so its path must be short. `async_scheduling` is the way of
-    GPU engines. `unpacked_weights` must stay on wherever weights are updated in place on CPU.
+    GPU engines. `unpacked_weights` must stay on wherever weights are updated in place on CPU. With a `board` the
+    engine is a guest: it computes only what the quota there allows, and nothing while nobody renews that.
     """
 
     engine_id: str
@@ -38,6 +39,7 @@ class EngineSettings:
     start_timeout_s: float = 120.0
     async_scheduling: bool = False
     unpacked_weights: bool = True
+    board: Path | None = None
 
     @property
     def control_socket(self) -> Path:
@@ -73,7 +75,6 @@ class EngineSettings:
 
     def arguments(self, model_dir: Path) -> Sequence[str]:
         """vLLM's command line."""
-        scheduler = "CountingAsyncScheduler" if self.async_scheduling else "CountingScheduler"
         return (
             *("--model", str(model_dir)),
             *("--served-model-name", self.engine_id),
@@ -85,10 +86,14 @@ class EngineSettings:
             *("--block-size", str(self.block_size)),
             *("--kv-cache-memory-bytes", str(self.kv_cache_bytes)),
             *("--stream-interval", str(self.stream_interval)),
-            *("--scheduler-cls", f"rose_executor.counting_scheduler.{scheduler}"),
+            *("--scheduler-cls", self._scheduler()),
             *("--worker-extension-cls", "rose_executor.weight_worker.WeightWorker"),
             *("--logprobs-mode", "processed_logprobs"),
             "--enforce-eager",
             "--enable-scale-out",
             "--disable-uvicorn-access-log",
         )
+
+    def _scheduler(self) -> str:
+        module, name = ("counting_scheduler", "Counting") if self.board is None else ("quota_scheduler", "Quota")
+        return f"rose_executor.{module}.{name}{'Async' if self.async_scheduling else ''}Scheduler"

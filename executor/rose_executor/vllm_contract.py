@@ -1,8 +1,9 @@
 """What ROSE relies on inside vLLM and vLLM does not promise: checked by name before it is used.
 
-`RELIED_ON` is checked at every start of an engine: one on a vLLM that moved any of these must not start, for it would
-count wrongly or update wrongly, and say nothing. `TRACING_RELIES_ON` is checked before a layout is traced,
-`BACKEND_RELIES_ON` before the weight transfer backend is offered. Written for vLLM 0.32.
+`RELIED_ON` is checked at every start of an engine, `QUOTA_RELIES_ON` as well where it is a guest: one on a vLLM that
+moved any of these must not start, for it would count wrongly or update wrongly, and say nothing. `TRACING_RELIES_ON` is
+checked before a layout is traced, `BACKEND_RELIES_ON` before the weight transfer backend is offered, `PROBE_RELIES_ON`
+before a serving engine is probed. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -39,6 +40,39 @@ RELIED_ON: tuple[Reliance, ...] = (
     ("vllm.config", "CUDAGraphMode.NONE", ()),
     ("vllm.distributed.parallel_state", "get_tp_group", ()),
     ("vllm.distributed.parallel_state", "get_pp_group", ()),
+)
+
+QUOTA_RELIES_ON: tuple[Reliance, ...] = (
+    ("vllm.v1.core.sched.scheduler", "Scheduler.schedule", ()),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.get_request_counts", ()),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.reset_prefix_cache", ("reset_running_requests",)),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._preempt_request", ("request", "timestamp", "drop_stale_output")),
+    ("vllm.v1.core.sched.scheduler", "Scheduler._request_blocks_can_be_freed", ("request",)),
+    ("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", ()),
+    ("vllm.v1.core.block_pool", "BlockPool.get_usage", ()),
+)
+"""For guests; the attributes of a scheduler that they also need are `QUOTA_READS`."""
+
+QUOTA_READS = (
+    "vllm_config",
+    "kv_cache_manager",
+    "running",
+    "max_num_scheduled_tokens",
+    "max_num_active_reqs",
+    "requires_kv_delivery",
+    "prev_step_scheduled_req_ids",
+)
+
+PROBE_RELIES_ON: tuple[Reliance, ...] = (
+    ("vllm.v1.metrics.loggers", "StatLoggerBase.record", ("scheduler_stats", "iteration_stats", "engine_idx")),
+    ("vllm.v1.metrics.loggers", "StatLoggerBase.log_engine_initialized", ()),
+    (
+        "vllm.v1.metrics.stats",
+        "SchedulerStats",
+        ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage"),
+    ),
+    ("vllm.v1.metrics.stats", "PromptTokenStats", ("computed",)),
+    ("vllm.v1.metrics.stats", "IterationStats", ()),
 )
 
 TRACING_RELIES_ON: tuple[Reliance, ...] = (
@@ -100,9 +134,17 @@ def broken(relied_on: Iterable[Reliance] = RELIED_ON) -> list[str]:
     return missing
 
 
+def check_attributes(scheduler: object, names: Iterable[str] = QUOTA_READS) -> None:
+    """Raises EngineError if a live scheduler has not what a quota is kept with."""
+    _refuse([f"the scheduler has no {name}" for name in names if not hasattr(scheduler, name)])
+
+
 def check(relied_on: Iterable[Reliance] = RELIED_ON) -> None:
     """Raises EngineError if this vLLM is not one that ROSE knows its way in."""
-    missing = broken(relied_on)
+    _refuse(broken(relied_on))
+
+
+def _refuse(missing: list[str]) -> None:
     if missing:
         raise EngineError(
             f"this vLLM lacks what ROSE relies on: {'; '.join(missing)}",
@@ -115,3 +157,5 @@ if __name__ == "__main__":
     check()
     check(TRACING_RELIES_ON)
     check(BACKEND_RELIES_ON)
+    check(QUOTA_RELIES_ON)
+    check(PROBE_RELIES_ON)

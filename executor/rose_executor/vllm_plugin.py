@@ -23,6 +23,8 @@ def register() -> None:
     if env is None:
         return
     vllm_contract.check()
+    if env.board is not None:
+        vllm_contract.check(vllm_contract.QUOTA_RELIES_ON)
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from rose.errors import EngineError
 from rose_executor import vllm_contract
-from rose_executor.engine_env import EngineEnv
+from rose_executor.engine_env import BOARD, SERVING_BOARD, EngineEnv, serving_board
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import changed
 from rose_executor.request_id import external_request_id
@@ -47,6 +48,16 @@ def test_the_plugin_only_offers_its_backend_in_a_vllm_that_is_not_ours(monkeypat
     assert EngineEnv.read() is None
     register()
     assert offered == ["rose"]
+
+
+def test_a_guest_is_told_its_board_and_no_other_engine_inherits_one() -> None:
+    guest = replace(ENV, board=Path("/run/board"))
+    assert EngineEnv.read(changed({}, guest.variables())) == guest
+    inherited = {BOARD: "/run/board", SERVING_BOARD: "/run/board"}
+    environ = changed(inherited, ENV.variables())
+    assert EngineEnv.read(environ) == ENV
+    assert serving_board(environ) is None
+    assert serving_board(inherited) == Path("/run/board")
 
 
 def test_a_changed_environment_leaves_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,3 +97,12 @@ def test_the_command_line_follows_the_settings(tmp_path: Path) -> None:
     assert values["--scheduler-cls"].endswith(".CountingScheduler")
     gpu = EngineSettings("engine-0", tmp_path, tmp_path, tmp_path / "log", async_scheduling=True)
     assert any(argument.endswith(".CountingAsyncScheduler") for argument in gpu.arguments(tmp_path))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_guest_has_the_scheduler_that_keeps_a_quota(tmp_path: Path, asynchronous: bool) -> None:
+    guest = EngineSettings(
+        "guest", tmp_path, tmp_path, tmp_path / "log", board=tmp_path / "board", async_scheduling=asynchronous
+    )
+    name = "QuotaAsyncScheduler" if asynchronous else "QuotaScheduler"
+    assert f"rose_executor.quota_scheduler.{name}" in guest.arguments(tmp_path)

@@ -1,0 +1,97 @@
+"""What the executor does about its guest, each time it has looked at the board. Pure.
+
+Invariants
+- The quota is written whenever it changes, and at least every `HEARTBEAT_S` of the board: without that the guest shuts
+  its own gate. So whatever ends the executor, nothing is left unthrottled.
+- Serving unknown, or no slack: the gate is shut.
+- A guest that goes on computing although its gate has long been shut is frozen, and again if that did not stop it. It
+  is thawed by nobody: an engine that does not obey is to be replaced.
+
+    gate                    guest                       action
+    open, or just shut      -                           quota on change or heartbeat
+    shut for OBEY_S         computed nothing since      the same
+    shut for OBEY_S         computed since              Freeze, besides
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rose_executor.board_states import GuestState, Quota, Reading, ServingState
+from rose_executor.slack import SlackAdmission, SlackPolicy
+from rose_executor.step_profile import StepProfile
+
+OBEY_S = 1.0
+"""A guest's longest step, by far, and the time until it takes the next quota."""
+_RENEW_S = 0.04
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What both engines' halves of the board said just now."""
+
+    serving: Reading[ServingState]
+    guest: Reading[GuestState]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Put this quota on the board."""
+
+    quota: Quota
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Stop every process of the guest; `why` in words."""
+
+    why: str
+
+
+class GuestRules:
+    """One guest. `kv_blocks` is its share of memory, fixed for now; `frozen` says why it was frozen, "" if not."""
+
+    def __init__(self, policy: SlackPolicy, kv_blocks: int) -> None:
+        self.profile = StepProfile()
+        self.admission = SlackAdmission(policy)
+        self.frozen = ""
+        self._kv_blocks = kv_blocks
+        self._written: Quota | None = None
+        self._written_at_s = 0.0
+        self._guest_steps = 0
+        self._shut_at_s: float | None = None
+        self._guest_behind_gate: int | None = None
+
+    def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
+        """Take one look at `now` of the monotonic clock."""
+        guest = event.guest.state
+        if guest is not None and guest.computed_steps != self._guest_steps:
+            self._guest_steps = guest.computed_steps
+            self.profile.saw(guest.step_tokens, guest.step_s)
+        allowance = self.admission.allow(event.serving.state, self.profile, now)
+        quota = Quota(
+            kv_blocks=self._kv_blocks,
+            tokens_per_step=allowance.tokens_per_step,
+            active_seqs=allowance.active_seqs,
+            gate_open=allowance.tokens_per_step > 0,
+        )
+        actions: list[Write | Freeze] = []
+        if quota != self._written or now - self._written_at_s >= _RENEW_S:
+            self._written, self._written_at_s = quota, now
+            actions.append(Write(quota))
+        if self._disobeys(quota, guest, now):
+            self.frozen = f"it went on computing {OBEY_S:g} s after its gate was shut"
+            actions.append(Freeze(self.frozen))
+        return actions
+
+    def _disobeys(self, quota: Quota, guest: GuestState | None, now: float) -> bool:
+        if quota.gate_open:
+            self._shut_at_s = self._guest_behind_gate = None
+            return False
+        if self._shut_at_s is None:
+            self._shut_at_s = now
+        if guest is None or now - self._shut_at_s < OBEY_S:
+            return False
+        before, self._guest_behind_gate = self._guest_behind_gate, guest.computed_steps
+        return before is not None and guest.computed_steps > before

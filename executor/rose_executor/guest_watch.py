@@ -1,0 +1,80 @@
+"""The executor's eye on its guest: look at the board every few milliseconds, let `guest_rules` decide, do that.
+
+Invariants
+- It decides nothing.
+- A board that was cut short, emptied or removed is made whole again. As long as that fails no quota is renewed, so the
+  guest's gate is shut: the failure is `trouble`, and the watch goes on trying.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from rose.errors import ClusterError
+from rose_executor.board import GUEST, SERVING, BoardReader, HalfWriter, claim_quota
+from rose_executor.board_states import Quota
+from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
+from rose_executor.partitioner import Partitioner
+
+_LOOK_EVERY_S = 0.005
+_TRY_AGAIN_S = 0.2
+
+
+class GuestWatch:
+    """Makes the board and keeps it; `run` then watches. Raises ClusterError if the board cannot be had.
+
+    `seen` is the last look, `trouble` what it failed at (board or brake), "" if at nothing.
+    """
+
+    def __init__(self, path: Path, rules: GuestRules, partitioner: Partitioner) -> None:
+        self.rules = rules
+        self.trouble = ""
+        self.seen: Looked | None = None
+        self._path = path
+        self._partitioner = partitioner
+        self._writer: HalfWriter[Quota] | None = claim_quota(path)
+        self._reader = BoardReader(path)
+
+    async def run(self) -> None:
+        """Watch until cancelled. Sleeping between two looks is no wait for anybody, so it has no deadline."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S if self.look() else _TRY_AGAIN_S)
+
+    def look(self) -> bool:
+        """Look once and act; whether there is a board to act on."""
+        try:
+            writer = self._whole_board()
+            now_s = time.monotonic()
+            self.seen = Looked(self._reader.read(SERVING, now_s), self._reader.read(GUEST, now_s))
+            for action in self.rules.step(self.seen, now_s):
+                match action:
+                    case Write(quota):
+                        writer.write(quota)
+                    case Freeze():
+                        self._partitioner.freeze()
+        except (ClusterError, OSError) as error:
+            self.trouble = str(error)
+            return False
+        self.trouble = ""
+        return True
+
+    def close(self) -> None:
+        """Give the board up: the guest shuts its gate as soon as the last quota is stale."""
+        self._reader.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _whole_board(self) -> HalfWriter[Quota]:
+        if self._writer is not None and self._writer.whole():
+            return self._writer
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        writer = claim_quota(self._path)
+        self._reader.close()
+        self._reader = BoardReader(self._path)
+        self._writer = writer
+        return writer

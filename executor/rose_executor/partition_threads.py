@@ -1,0 +1,120 @@
+"""Partitioning without control groups: the kernel's idle scheduling class, thread by thread, and stop signals.
+
+Invariants
+- Every thread of a process and of its descendants is placed; later ones inherit it from the thread that starts them.
+- The serving engine's scheduling is left as it is; it is pinned, and only where cores were named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator
+
+import psutil
+
+from rose.errors import ClusterError
+from rose_executor.partition_terms import Partition, Role
+
+_NICEST = 19
+_PASSES_MAX = 20
+
+
+class ThreadPartitioner:
+    """`why` says what better way is missing here."""
+
+    def __init__(self, cores: Collection[int], why: str) -> None:
+        self._cores = checked_cores(cores)
+        self._why = why
+        self._guests: set[int] = set()
+
+    def place(self, pid: int, role: Role) -> None:
+        place_threads(pid, lambda thread: self._place_thread(thread, role))
+        if role is Role.GUEST:
+            self._guests.add(pid)
+
+    def freeze(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def describe(self) -> Partition:
+        return Partition(
+            name="none (idle scheduling class)",
+            binds="the guest's threads run only where no other thread of its control group wants the core",
+            costs=f"no control groups ({self._why}): a guest that changes its own class escapes, "
+            "and one that forks while it is frozen is stopped only at the second look",
+            interference=0.2,
+        )
+
+    def close(self) -> None:
+        """Nothing was made: what was placed ends with its processes."""
+
+    def _place_thread(self, thread: int, role: Role) -> None:
+        if self._cores:
+            os.sched_setaffinity(thread, self._cores)
+        if role is Role.GUEST:
+            os.setpriority(os.PRIO_PROCESS, thread, _NICEST)
+            os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+
+    def _signal(self, signum: signal.Signals) -> None:
+        reached: set[int] = set()
+        for _ in range(_PASSES_MAX):
+            alive = {pid for guest in self._guests for pid in _family(guest)}
+            if alive <= reached:
+                return
+            for pid in alive - reached:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signum)
+            reached |= alive
+        raise ClusterError(f"the guest starts processes faster than {signum.name} reaches them")
+
+
+def checked_cores(cores: Collection[int]) -> frozenset[int]:
+    """The cores, if this process may use them all. Raises ClusterError if not."""
+    missing = sorted(set(cores) - os.sched_getaffinity(0))
+    if missing:
+        raise ClusterError(
+            f"cores {missing} cannot be used here", expected=f"some of {sorted(os.sched_getaffinity(0))}"
+        )
+    return frozenset(cores)
+
+
+def place_threads(pid: int, place: Callable[[int], None]) -> None:
+    """Do something to every thread of a process and its descendants, also to those that appear meanwhile.
+
+    Raises ClusterError if there is no such process, or the kernel refuses.
+    """
+    done: set[int] = set()
+    for _ in range(_PASSES_MAX):
+        threads = set(_threads(pid))
+        if not threads:
+            raise ClusterError(f"process {pid} is gone, and cannot be placed")
+        if threads <= done:
+            return
+        for thread in threads - done:
+            try:
+                place(thread)
+            except ProcessLookupError:
+                continue
+            except OSError as error:
+                raise ClusterError(f"thread {thread} of process {pid} cannot be placed: {error.strerror}") from error
+        done |= threads
+    raise ClusterError(f"process {pid} starts threads faster than they can be placed")
+
+
+def _threads(pid: int) -> Iterator[int]:
+    for member in _family(pid):
+        with contextlib.suppress(OSError):
+            yield from (int(name) for name in os.listdir(f"/proc/{member}/task"))
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants, empty if it is gone."""
+    try:
+        leader = psutil.Process(pid)
+        return [pid, *(child.pid for child in leader.children(recursive=True))]
+    except psutil.NoSuchProcess:
+        return []

@@ -1,0 +1,146 @@
+"""What a serving vLLM loads to be seen: a stat logger, by vLLM's public entry point `vllm.stat_logger_plugins`.
+
+Invariants
+- Serving comes first: whatever goes wrong in here, the probe says so once, switches itself off, and serving goes on.
+- Without `ROSE_SERVING_BOARD` it does nothing. A board that is not there yet, or was made anew, is looked for again
+  once a second.
+- The half of the board is renewed while the engine idles, by the loop that also answers its clients: if that stands
+  still, the half grows stale, and so does whoever trusts it.
+
+A request is first seen after the step that it arrived in: vLLM tells its stat loggers nothing earlier. A board is for
+one device, so only the first of several engines behind one server writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from rose.errors import ClusterError
+from rose_executor import vllm_contract
+from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
+from rose_executor.board_states import ServingState
+from rose_executor.engine_env import serving_board
+from rose_executor.serving_steps import ServingSteps
+
+_LOOK_AGAIN_S = 1.0
+_log = logging.getLogger("vllm.rose")
+_M = TypeVar("_M", bound=Callable[..., None])
+
+
+def _never_hurting(method: _M) -> _M:
+    """Let a method of the probe switch it off instead of raising into the serving engine."""
+
+    @wraps(method)
+    def guarded(self: ServingProbe, *args: Any, **kwargs: Any) -> None:
+        if self.off:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - serving first: nothing of ours may break it
+            self.switch_off(str(error))
+
+    return guarded  # type: ignore[return-value]
+
+
+class ServingProbe(StatLoggerBase):  # type: ignore[misc]
+    """One engine's stat logger. `off` says why the probe does nothing, "" while it works."""
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.off = ""
+        self._config = vllm_config
+        self._path = serving_board()
+        self._writer: HalfWriter[ServingState] | None = None
+        self._steps: ServingSteps | None = None
+        self._look_again_s = 0.0
+        self._beating = False
+        if self._path is None:
+            self.off = "no board is named"
+        elif engine_index > 0:
+            self.off = "a board is for one device"
+        self._begin()
+
+    @_never_hurting
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        """The engine has finished a step; either statistics may be missing."""
+        if scheduler_stats is None:
+            return
+        tokens = 0
+        if iteration_stats is not None:
+            tokens = iteration_stats.num_generation_tokens + iteration_stats.prompt_token_stats.computed
+        state = self._counted().stepped(
+            running=scheduler_stats.num_running_reqs,
+            waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+            kv_usage=scheduler_stats.kv_cache_usage,
+            tokens=tokens,
+            now_s=time.monotonic(),
+        )
+        if self._writer is not None:
+            self._writer.write(state)
+        self._keep_beating()
+
+    @_never_hurting
+    def log_engine_initialized(self) -> None:
+        """vLLM knows its KV cache from now on."""
+        self._counted()
+        self._keep_beating()
+
+    def switch_off(self, why: str) -> None:
+        """Do nothing from now on. The half on the board grows stale: nobody takes an old state for the present one."""
+        self.off = why
+        _log.warning("ROSE's probe is off, serving goes on: %s", why)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    @_never_hurting
+    def _begin(self) -> None:
+        vllm_contract.check(vllm_contract.PROBE_RELIES_ON)
+
+    def _counted(self) -> ServingSteps:
+        if self._steps is None:
+            # Without the null block, which is never anybody's.
+            blocks = max(0, (self._config.cache_config.num_gpu_blocks or 1) - 1)
+            self._steps = ServingSteps(blocks, time.monotonic())
+        return self._steps
+
+    def _keep_beating(self) -> None:
+        if not self._beating:
+            self._beating = True
+            self._beat()
+
+    @_never_hurting
+    def _beat(self) -> None:
+        asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
+        now_s = time.monotonic()
+        if now_s >= self._look_again_s:
+            self._look_again_s = now_s + _LOOK_AGAIN_S
+            self._follow_board()
+        if self._writer is not None:
+            self._writer.write(self._counted().state)
+
+    def _follow_board(self) -> None:
+        """Have a whole board to write on, or none for now."""
+        if self._writer is not None and self._writer.whole():
+            return
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        assert isinstance(self._path, Path)
+        try:
+            self._writer = HalfWriter(self._path, SERVING)
+        except ClusterError as error:
+            _log.debug("no board to write on yet: %s", error)

@@ -1,0 +1,136 @@
+"""What can only be asked in a process that has imported vLLM; answers as JSON. For `test_serving_probe`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.metrics.stats import IterationStats, SchedulerStats
+
+from rose_executor import counting_scheduler, engine_env, quota_scheduler, serving_probe, vllm_contract
+from rose_executor.board import SERVING, BoardReader, claim_quota
+
+CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101))
+
+
+def clashes() -> list[str]:
+    """Names that our schedulers and vLLM's both give to something."""
+    ours, theirs = set(), set(dir(AsyncScheduler))
+    for mixin in (counting_scheduler.Counting, quota_scheduler._Quota):
+        ours |= {name for name in vars(mixin) if not name.startswith("__")}
+        ours |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(mixin)))
+    theirs |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(AsyncScheduler.__mro__[1])))
+    return sorted(ours & theirs)
+
+
+def report(tokens: int = 3, prompt_tokens: int = 40) -> tuple[SchedulerStats, IterationStats]:
+    """One step's statistics: two requests run, three wait."""
+    iteration = IterationStats()
+    iteration.num_generation_tokens = tokens
+    iteration.prompt_token_stats.computed = prompt_tokens
+    return SchedulerStats(2, 1, 2, kv_cache_usage=0.25), iteration
+
+
+async def inert(path: Path) -> Any:
+    probe = serving_probe.ServingProbe(CONFIG)
+    probe.log_engine_initialized()
+    probe.record(*report())
+    return [probe.off, path.exists(), len(asyncio.all_tasks())]
+
+
+async def second_engine(path: Path) -> Any:
+    claim_quota(path)
+    probe = serving_probe.ServingProbe(CONFIG, engine_index=1)
+    probe.record(*report())
+    return [probe.off, read(path)]
+
+
+async def tells(path: Path) -> Any:
+    claim_quota(path)
+    probe = serving_probe.ServingProbe(CONFIG)
+    probe.log_engine_initialized()
+    idle = read(path)
+    probe.record(*report())
+    probe.record(None, None)
+    busy = read(path)
+    await asyncio.sleep(0.3)
+    return [probe.off, idle, busy, read(path) == busy]
+
+
+async def finds_a_late_board(path: Path) -> Any:
+    probe = serving_probe.ServingProbe(CONFIG)
+    probe.record(*report())
+    before = path.exists()
+    claim_quota(path)
+    await asyncio.sleep(0.3)
+    found = read(path)
+    path.unlink()
+    claim_quota(path)
+    await asyncio.sleep(0.3)
+    return [probe.off, before, found, read(path)]
+
+
+async def odd_statistics(path: Path) -> Any:
+    claim_quota(path)
+    probe = serving_probe.ServingProbe(CONFIG)
+    probe.record(object(), object())
+    probe.record(*report())
+    return [probe.off, read(path)]
+
+
+async def broken_file_system(path: Path) -> Any:
+    claim_quota(path)
+    probe = serving_probe.ServingProbe(CONFIG)
+    probe.log_engine_initialized()
+
+    def refuse(state: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    probe._writer.write = refuse
+    probe.record(*report())
+    writer = probe._writer
+    await asyncio.sleep(0.2)
+    probe.record(*report())
+    return [probe.off, writer]
+
+
+def read(path: Path) -> Any:
+    reading = BoardReader(path).read(SERVING, time.monotonic())
+    state = reading.state
+    return reading.why if state is None else [state.steps, state.running, state.waiting, state.step_tokens,
+                                              state.kv_blocks_used, state.kv_blocks_total]  # fmt: skip
+
+
+def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bool = True) -> Any:
+    path = folder / scenario.__name__
+    os.environ.pop(engine_env.SERVING_BOARD, None)
+    if named:
+        os.environ[engine_env.SERVING_BOARD] = str(path)
+
+    async def run() -> Any:
+        return await scenario(path)
+
+    return asyncio.run(run())
+
+
+if __name__ == "__main__":
+    answers = Path(sys.argv[1])
+    serving_probe._LOOK_AGAIN_S = 0.05
+    scenarios = (second_engine, tells, finds_a_late_board, odd_statistics, broken_file_system)
+    said: dict[str, Any] = {
+        "clashes": clashes(),
+        "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),
+        "inert": asked(inert, answers.parent, named=False),
+        **{scenario.__name__: asked(scenario, answers.parent) for scenario in scenarios},
+    }
+    answers.write_text(json.dumps(said))

@@ -1,0 +1,296 @@
+"""The board: what is written is read; whatever is wrong with it is seen as such, and nobody dies of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rose.errors import ClusterError, ContractError
+from rose_executor import board
+from rose_executor.board import BOARD_BYTES, GUEST, QUOTA, SERVING, BoardReader, HalfWriter, claim_quota, decode, encode
+from rose_executor.board_states import GuestState, Quota, ServingState
+
+NOW_S = 1000.0
+NOW_NS = 1000 * 10**9
+QUOTA_A = Quota(kv_blocks=10, tokens_per_step=64, active_seqs=8, gate_open=True)
+QUOTA_B = Quota(kv_blocks=5, tokens_per_step=0, active_seqs=4, gate_open=False)
+SERVED = ServingState(7, 3, 2, 990.25, 999.5, 0.0125, 67, 40, 511)
+GUESSED = GuestState(9, 8, 2, 4, 1, 30, 511, 0.02, 64, 5, 0.0, 1)
+
+
+def page(*banks: tuple[int, bytes]) -> bytes:
+    """A whole board's bytes, with banks at offsets."""
+    content = bytearray(BOARD_BYTES)
+    header = board._header()
+    content[: len(header)] = header
+    for offset, bank in banks:
+        content[offset : offset + len(bank)] = bank
+    return bytes(content)
+
+
+def quota_page(*quotas: Quota, written_at_ns: int = NOW_NS) -> bytes:
+    """A board after these writes."""
+    return page(
+        *(
+            (QUOTA.offset + 128 * (number % 2), encode(QUOTA, quota, number, written_at_ns))
+            for number, quota in enumerate(quotas, start=1)
+        )
+    )
+
+
+def test_each_half_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    quota = claim_quota(path)
+    serving, guest, reader = HalfWriter(path, SERVING), HalfWriter(path, GUEST), BoardReader(path)
+    for _ in range(3):
+        quota.write(QUOTA_A)
+        serving.write(SERVED)
+        guest.write(GUESSED)
+    now_s = time.monotonic()
+    assert (reader.read(QUOTA, now_s).state, reader.read(QUOTA, now_s).number) == (QUOTA_A, 3)
+    assert reader.read(SERVING, now_s).state == SERVED
+    assert reader.read(GUEST, now_s).state == GUESSED
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_last_write_is_the_one_that_is_read() -> None:
+    assert decode(quota_page(QUOTA_A, QUOTA_B), QUOTA, NOW_S).state == QUOTA_B
+    assert decode(quota_page(QUOTA_A, QUOTA_B, QUOTA_A), QUOTA, NOW_S).state == QUOTA_A
+
+
+@pytest.mark.parametrize("cut", range(1, 128))
+def test_a_writer_killed_at_any_store_leaves_the_state_before(cut: int) -> None:
+    """However much of the third write arrived, the reader has the second, and never a mixture."""
+    before = quota_page(QUOTA_A, QUOTA_B)
+    after = quota_page(QUOTA_A, QUOTA_B, Quota(2**62, 3, 99, gate_open=True))
+    start = QUOTA.offset + 128
+    torn = before[:start] + after[start : start + cut] + before[start + cut :]
+    assert torn in (before, after) or decode(torn, QUOTA, NOW_S).state == QUOTA_B
+
+
+@given(st.data())
+def test_no_damage_is_taken_for_a_state(data: st.DataObject) -> None:
+    """Any bytes changed anywhere in the half: one of the two states that were written, or unknown."""
+    content = bytearray(quota_page(QUOTA_A, QUOTA_B))
+    at = data.draw(st.integers(QUOTA.offset, QUOTA.offset + 255))
+    damage = data.draw(st.binary(min_size=1, max_size=200))
+    content[at : at + len(damage)] = damage
+    reading = decode(bytes(content[:BOARD_BYTES]), QUOTA, NOW_S)
+    assert reading.state in (None, QUOTA_A, QUOTA_B)
+    assert (reading.state is None) == bool(reading.why)
+
+
+def test_both_banks_torn_is_said() -> None:
+    content = bytearray(quota_page(QUOTA_A, QUOTA_B))
+    content[QUOTA.offset + 20] ^= 1
+    content[QUOTA.offset + 148] ^= 1
+    assert decode(bytes(content), QUOTA, NOW_S).why == "the quota half is torn"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "cut short: 0 of"),
+        (page()[:-1], "cut short: 1023 of"),
+        (b"hello" * 300, "not a board"),
+        (bytes(BOARD_BYTES), "not a board"),
+        (board._HEADER.pack(board.MAGIC, 99, board._boot()) + page()[32:], "layout 99, not 1"),
+        (board._HEADER.pack(board.MAGIC, 1, bytes(16)) + page()[32:], "another boot"),
+        (page(), "the quota half was never written"),
+        (page((SERVING.offset, encode(QUOTA, QUOTA_A, 2, NOW_NS))), "the quota half was never written"),
+        (page((QUOTA.offset, encode(SERVING, SERVED, 2, NOW_NS))), "the quota half is torn"),
+    ],
+)
+def test_what_is_no_readable_half_is_unknown(content: bytes, why: str) -> None:
+    reading = decode(content, QUOTA, NOW_S)
+    assert reading.state is None
+    assert why in reading.why
+
+
+@pytest.mark.parametrize(
+    ("half", "age_s", "known"), [(QUOTA, 0.4, True), (QUOTA, 0.6, False), (QUOTA, -0.4, True), (QUOTA, -9.0, False)]
+)
+def test_a_stale_half_is_unknown_and_so_is_one_from_the_future(
+    half: board.Half[Quota], age_s: float, known: bool
+) -> None:
+    reading = decode(quota_page(QUOTA_A), half, NOW_S + age_s)
+    assert (reading.state is not None) == known
+    assert known or f"{age_s:.1f} s old" in reading.why
+    assert reading.number == 1
+
+
+def test_a_write_leaves_the_state_before_it_on_the_board(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    quota = claim_quota(path)
+    for state in (QUOTA_A, QUOTA_B, QUOTA_A, QUOTA_B):
+        quota.write(state)
+    content = bytearray(path.read_bytes())
+    newest = QUOTA.offset + 128 * (quota.number % 2)
+    content[newest : newest + 128] = b"\xee" * 128
+    path.write_bytes(content)
+    assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
+
+
+def test_a_half_of_zeros_holds_no_state() -> None:
+    assert all(decode(page(), half, 0.0).state is None for half in (SERVING, QUOTA, GUEST))
+
+
+def test_a_board_replaced_while_it_is_claimed_is_claimed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two executors that start at once on a board that one of them removes: never two boards in force."""
+    path = tmp_path / "board"
+    lock, removed = board._lock, []
+
+    def lock_and_remove(fd: int, path: Path, half: board.Half[Quota]) -> None:
+        lock(fd, path, half)
+        if not removed:
+            removed.append(path.unlink())
+
+    monkeypatch.setattr(board, "_lock", lock_and_remove)
+    quota = claim_quota(path)
+    quota.write(QUOTA_A)
+    assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
+    assert quota.whole()
+
+
+@pytest.mark.parametrize("absurd", [2**63, -(2**63) - 1, float("nan"), float("inf")])
+def test_a_value_that_no_board_holds_is_refused(absurd: float) -> None:
+    with pytest.raises(ContractError, match="cannot stand on a board"):
+        encode(QUOTA, Quota(absurd, 1, 1, gate_open=True), 1, NOW_NS)  # type: ignore[arg-type]
+
+
+def test_a_half_has_one_writer_and_the_next_goes_on_counting(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    first = claim_quota(path)
+    first.write(QUOTA_A)
+    serving = HalfWriter(path, SERVING)
+    serving.write(SERVED)
+    with pytest.raises(ClusterError, match=r"quota half of the board .* has a live writer"):
+        claim_quota(path)
+    with pytest.raises(ClusterError, match="serving half"):
+        HalfWriter(path, SERVING)
+    first.close()
+    second = claim_quota(path)
+    second.write(QUOTA_B)
+    reader = BoardReader(path)
+    assert (reader.read(QUOTA, time.monotonic()).state, second.number) == (QUOTA_B, 2)
+    assert reader.read(SERVING, time.monotonic()).state == SERVED
+
+
+def _claim_and_die(path: Path) -> None:
+    claim_quota(path).write(QUOTA_A)
+    os.kill(os.getpid(), 9)
+
+
+def test_a_killed_writer_leaves_its_half_to_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    child = multiprocessing.get_context("fork").Process(target=_claim_and_die, args=(path,))
+    child.start()
+    child.join(20)
+    assert child.exitcode == -9
+    assert BoardReader(path).read(QUOTA, time.monotonic()).state in (QUOTA_A, None)
+    assert claim_quota(path).number == 1
+
+
+def _write_for_ever(path: Path) -> None:
+    quota = claim_quota(path)
+    while True:
+        number = quota.number + 1
+        quota.write(Quota(number, number, number, gate_open=bool(number % 2)))
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_reader_beside_a_writer_and_after_its_death_sees_whole_states(tmp_path: Path, attempt: int) -> None:
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    child = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(path,))
+    child.start()
+    reader, numbers = BoardReader(path), [0]
+    try:
+        deadline_s = time.monotonic() + 20
+        while len(set(numbers)) < 500:
+            assert time.monotonic() < deadline_s
+            numbers.append(_number(reader))
+    finally:
+        child.kill()
+        child.join(20)
+    numbers.append(_number(reader))
+    assert numbers[-1] == max(numbers)
+
+
+def _number(reader: BoardReader) -> int:
+    """What the quota half holds, 0 if nothing yet; its values are one another's."""
+    reading = reader.read(QUOTA, time.monotonic())
+    if reading.state is None:
+        return 0
+    assert reading.state == Quota(*[reading.number] * 3, gate_open=bool(reading.number % 2))
+    return reading.number
+
+
+@pytest.mark.parametrize("cut_to", [0, 5, 300, BOARD_BYTES - 1])
+def test_a_board_cut_short_kills_nobody_and_its_owner_mends_it(tmp_path: Path, cut_to: int) -> None:
+    path = tmp_path / "board"
+    quota = claim_quota(path)
+    serving, reader = HalfWriter(path, SERVING), BoardReader(path)
+    serving.write(SERVED)
+    os.truncate(path, cut_to)
+    assert reader.read(SERVING, time.monotonic()).state is None
+    assert not quota.whole()
+    assert not serving.whole()
+    serving.write(SERVED)  # makes the file longer, with a hole where the header was
+    assert reader.read(SERVING, time.monotonic()).state is None
+    quota.close()
+    quota = claim_quota(path)
+    assert quota.whole()
+    assert serving.whole()
+    serving.write(SERVED)
+    assert reader.read(SERVING, time.monotonic()).state == SERVED
+
+
+def test_a_board_of_another_layout_is_made_anew(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    path.write_bytes(board._HEADER.pack(board.MAGIC, 99, board._boot()) + b"\xff" * 5000)
+    with pytest.raises(ClusterError, match="not a whole board of layout 1"):
+        HalfWriter(path, SERVING)
+    claim_quota(path).write(QUOTA_A)
+    assert path.stat().st_size == BOARD_BYTES
+    assert BoardReader(path).read(SERVING, time.monotonic()).why == "the serving half was never written"
+
+
+def test_a_removed_board_is_seen_by_those_who_hold_it(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    quota = claim_quota(path)
+    reader = BoardReader(path)
+    assert quota.whole()
+    assert not reader.replaced()
+    path.unlink()
+    assert not quota.whole()
+    assert reader.replaced()
+
+
+def test_a_file_that_is_something_else_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("dear diary")
+    with pytest.raises(ClusterError, match="something else than a board"):
+        claim_quota(path)
+    assert path.read_text() == "dear diary"
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    with pytest.raises(ClusterError, match="cannot open the board"):
+        claim_quota(link)
+    with pytest.raises(ClusterError, match="cannot open the board"):
+        claim_quota(tmp_path / "absent" / "board")
+
+
+def test_no_space_for_a_board_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ClusterError, match=r"cannot make the board .*No space left"):
+        claim_quota(tmp_path / "board")

@@ -1,0 +1,131 @@
+"""The watch over a real board: it writes what the rules decide, mends the board, and tells what it cannot do."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from rose.errors import ClusterError
+from rose_executor.board import GUEST, QUOTA, SERVING, BoardReader, HalfWriter
+from rose_executor.board_states import GuestState, Quota, ServingState
+from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_watch import GuestWatch
+from rose_executor.partition_terms import Partition, Role
+from rose_executor.slack import SlackPolicy, Slo
+
+POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64, regrow_s=0.0)
+
+
+class Brake:
+    """A partitioner that counts how often it was told to freeze."""
+
+    def __init__(self) -> None:
+        self.frozen = 0
+        self.broken = False
+
+    def place(self, pid: int, role: Role) -> None:
+        raise AssertionError("nobody is placed by a watch")
+
+    def freeze(self) -> None:
+        self.frozen += 1
+        if self.broken:
+            raise ClusterError("the brake is broken")
+
+    def thaw(self) -> None:
+        raise AssertionError("nobody is thawed by a watch")
+
+    def describe(self) -> Partition:
+        return Partition("brake", "", "", 1.0)
+
+    def close(self) -> None:
+        pass
+
+
+def watch(path: Path, brake: Brake | None = None) -> GuestWatch:
+    return GuestWatch(path, GuestRules(POLICY, kv_blocks=77), brake or Brake())
+
+
+def idle() -> ServingState:
+    return ServingState(9, 0, 0, 0.0, time.monotonic(), 0.01, 0, 0, 100)
+
+
+def quota(path: Path) -> Quota | None:
+    return BoardReader(path).read(QUOTA, time.monotonic()).state
+
+
+def test_an_idle_serving_engine_opens_the_gate_and_its_silence_shuts_it(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    watching = watch(path)
+    assert watching.look()
+    assert quota(path) == Quota(77, 0, 1, gate_open=False)
+    serving = HalfWriter(path, SERVING)
+    serving.write(idle())
+    for _ in range(3):
+        assert watching.look()
+    assert quota(path) == Quota(77, 8, 8, gate_open=True)
+    # What an hour of silence looks like: the half was last written long ago.
+    os.pwrite(serving._fd, bytes(256), SERVING.offset)
+    assert watching.look()
+    assert watching.seen is not None
+    assert watching.seen.serving.why == "the serving half was never written"
+    given = quota(path)
+    assert given is not None
+    assert not given.gate_open
+
+
+@pytest.mark.parametrize("harm", ["cut", "removed"])
+def test_a_harmed_board_is_mended(tmp_path: Path, harm: str) -> None:
+    path = tmp_path / "board"
+    watching = watch(path)
+    watching.look()
+    if harm == "cut":
+        os.truncate(path, 100)
+    else:
+        path.unlink()
+    for _ in range(20):
+        assert watching.look()
+        time.sleep(0.005)
+    assert quota(path) == Quota(77, 0, 1, gate_open=False)
+    assert watching.trouble == ""
+
+
+def test_trouble_with_the_board_is_told_and_ends_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    watching = watch(path)
+    path.unlink()
+    path.mkdir()
+    for _ in range(3):
+        assert not watching.look()
+        assert "cannot open the board" in watching.trouble
+    path.rmdir()
+    assert watching.look()
+    assert watching.trouble == ""
+
+
+def test_a_second_executor_is_refused(tmp_path: Path) -> None:
+    first = watch(tmp_path / "board")
+    with pytest.raises(ClusterError, match="has a live writer"):
+        watch(tmp_path / "board")
+    first.close()
+    watch(tmp_path / "board").close()
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_guest_that_does_not_obey_is_frozen_and_a_broken_brake_is_told(
+    tmp_path: Path, broken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rose_executor.guest_rules.OBEY_S", 0.0)
+    brake = Brake()
+    brake.broken = broken
+    watching = watch(tmp_path / "board", brake)
+    guest = HalfWriter(tmp_path / "board", GUEST)
+    troubles = []
+    for computed in (0, 0, 1, 1):
+        guest.write(GuestState(computed, computed, 0, 1, 0, 1, 100, 0.01, 1, 0, 0.0, 0))
+        watching.look()
+        troubles.append(watching.trouble)
+    assert brake.frozen == 1
+    assert [bool(trouble) for trouble in troubles] == [False, False, broken, False]

@@ -1,0 +1,269 @@
+"""Partitioners: on this kernel where it has control groups that can be written, on a stand-in for it elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rose.cgroup import OwnGroups, own_groups
+from rose.errors import ClusterError
+from rose_executor import partition_groups
+from rose_executor.partition_groups import GroupPartitioner, sweep, v1_groups, v2_groups
+from rose_executor.partition_terms import Role
+from rose_executor.partition_threads import ThreadPartitioner
+from rose_executor.partitioner import Partitioner, pick_partitioner
+
+# A guest of two processes and two threads, which counts in a file how often it came round.
+_GUEST = """
+import os, sys, threading, time
+os.fork()
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+beat = open(sys.argv[1] + f".{os.getpid()}", "w")
+while True:
+    beat.write("x"); beat.flush(); time.sleep(0.005)
+"""
+CORE = min(os.sched_getaffinity(0))
+
+
+class Busy:
+    """A process of ours with a child."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._process = subprocess.Popen([sys.executable, "-c", _GUEST, str(folder / "beat")], start_new_session=True)
+        self.pid = self._process.pid
+        until(lambda: len(self.pids()) == 2 and len(self.beats()) == 2 and len(self.threads()) == 4)
+
+    def pids(self) -> list[int]:
+        return [self.pid, *(child.pid for child in psutil.Process(self.pid).children())]
+
+    def threads(self) -> list[int]:
+        return [int(name) for pid in self.pids() for name in os.listdir(f"/proc/{pid}/task")]
+
+    def beats(self) -> dict[str, int]:
+        return {file.name: file.stat().st_size for file in self._folder.glob("beat.*")}
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait(20)
+
+
+def until(what: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Busy]:
+    guest = Busy(tmp_path)
+    yield guest
+    guest.end()
+
+
+def kernel_partitioner() -> GroupPartitioner:
+    """One with real groups. Skips where this machine allows none."""
+    for found in (v2_groups(own_groups()), v1_groups(own_groups())):
+        if found is not None:
+            try:
+                return GroupPartitioner(found, [CORE])
+            except ClusterError:
+                continue
+    pytest.skip("no control group can be made here")
+
+
+def threads_only() -> ThreadPartitioner:
+    return ThreadPartitioner([CORE], "a test")
+
+
+@pytest.mark.parametrize("make", [kernel_partitioner, threads_only])
+def test_a_guest_is_frozen_with_all_its_processes_and_goes_on(make: Callable[[], Partitioner], busy: Busy) -> None:
+    partitioner = make()
+    try:
+        partitioner.place(busy.pid, Role.GUEST)
+        partitioner.freeze()
+        time.sleep(0.1)  # cgroup v1 freezes process by process
+        still = busy.beats()
+        assert len(still) == 2
+        time.sleep(0.1)
+        assert busy.beats() == still
+        partitioner.thaw()
+        until(lambda: all(busy.beats()[name] > count for name, count in still.items()))
+    finally:
+        partitioner.thaw()
+        busy.end()
+        partitioner.close()
+
+
+@pytest.mark.parametrize("make", [kernel_partitioner, threads_only])
+def test_every_thread_is_pinned_and_serving_keeps_its_scheduling(make: Callable[[], Partitioner], busy: Busy) -> None:
+    partitioner = make()
+    try:
+        partitioner.place(busy.pid, Role.SERVING)
+        threads = busy.threads()
+        assert len(threads) == 4
+        assert all(os.sched_getaffinity(thread) == {CORE} for thread in threads)
+        assert all(os.sched_getscheduler(thread) == os.SCHED_OTHER for thread in threads)
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {os.getpriority(os.PRIO_PROCESS, 0)}
+        assert "rose-guest" not in Path(f"/proc/{busy.pid}/cgroup").read_text()
+    finally:
+        partitioner.close()
+
+
+def test_without_groups_every_thread_of_a_guest_is_of_the_idle_class(busy: Busy) -> None:
+    threads_only().place(busy.pid, Role.GUEST)
+    assert all(os.sched_getscheduler(thread) == os.SCHED_IDLE for thread in busy.threads())
+    assert all(os.getpriority(os.PRIO_PROCESS, thread) == 19 for thread in busy.threads())
+
+
+def test_a_guests_group_gets_what_others_leave_and_is_removed_with_its_maker(busy: Busy) -> None:
+    partitioner = kernel_partitioner()
+    partitioner.place(busy.pid, Role.GUEST)
+    groups = Path(f"/proc/{busy.pid}/cgroup").read_text()
+    (name,) = {line.rsplit("/", 1)[1] for line in groups.splitlines() if "rose-guest-" in line}
+    assert "cpu" in partitioner.describe().name
+    folders = [parent / name for parent in partitioner._groups.parents]
+    assert all(folder.is_dir() for folder in folders)
+    assert all(str(pid) in (folders[0] / "cgroup.procs").read_text().split() for pid in busy.pids())
+    assert sweep(partitioner._groups) == []  # its maker lives
+    busy.end()
+    partitioner.close()
+    assert partitioner.left == ()
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_a_guest_that_still_runs_keeps_its_group_and_the_next_start_ends_it(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_groups, "_ENDING_S", 0.0)
+    partitioner = kernel_partitioner()
+    partitioner.place(busy.pid, Role.GUEST)
+    partitioner.close()
+    assert [folder.is_dir() for folder in partitioner.left] == [True] * len(partitioner._groups.parents)
+    assert partitioner._name in Path(f"/proc/{busy.pid}/cgroup").read_text()  # not set free
+    assert sweep(partitioner._groups) == [partitioner._name]
+    assert not any(folder.exists() for folder in partitioner.left)
+
+
+def test_the_next_start_ends_what_a_crash_left_frozen_and_touches_no_other_group(busy: Busy) -> None:
+    crashed = kernel_partitioner()
+    groups = crashed._groups
+    crashed.place(busy.pid, Role.GUEST)
+    crashed.freeze()
+    pids = busy.pids()
+    other = groups.cpu / "not-of-rose"
+    other.mkdir()
+    try:
+        for lock in crashed._locks:
+            os.close(lock)  # as the kernel does for a process that is killed
+        crashed._locks = []
+        swept = sweep(groups)
+        assert crashed._name in swept
+        assert other.is_dir()
+        assert not any((parent / crashed._name).exists() for parent in groups.parents)
+        until(lambda: all(not psutil.pid_exists(p) or psutil.Process(p).status() == "zombie" for p in pids))
+    finally:
+        other.rmdir()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that makes a group's files as cgroup v2 does."""
+    top = tmp_path / "cgroup"
+    top.mkdir()
+    (top / "cgroup.controllers").write_text("cpu memory\n")
+    (top / "cgroup.subtree_control").write_text("\n")
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        for name in ("cgroup.procs", "cgroup.freeze", "cpu.idle", "cpu.weight"):
+            (folder / name).write_text("")
+
+    monkeypatch.setattr(partition_groups, "_make_group", make)
+    monkeypatch.setattr(partition_groups, "_remove_group", shutil.rmtree)
+    return top
+
+
+def test_v2_writes_what_the_kernels_documents_say(stand_in: Path, busy: Busy) -> None:
+    groups = v2_groups(OwnGroups({}, stand_in))
+    assert groups is not None
+    partitioner = GroupPartitioner(groups, [])
+    (group,) = stand_in.glob("rose-guest-*")
+    assert (stand_in / "cgroup.subtree_control").read_text().startswith("+cpu")
+    assert (group / "cpu.idle").read_text() == "1"
+    partitioner.place(busy.pid, Role.GUEST)
+    assert (group / "cgroup.procs").read_text().strip() != ""
+    partitioner.freeze()
+    assert (group / "cgroup.freeze").read_text() == "1"
+    partitioner.thaw()
+    assert (group / "cgroup.freeze").read_text() == "0"
+    assert partitioner.describe().name == "cgroup v2 (cpu.idle)"
+    partitioner.close()
+    assert not group.exists()
+
+
+def test_a_kernel_without_the_idle_class_gets_the_smallest_weight(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = partition_groups._make_group
+
+    def older(folder: Path) -> None:
+        make(folder)
+        (folder / "cpu.idle").unlink()
+
+    monkeypatch.setattr(partition_groups, "_make_group", older)
+    groups = v2_groups(OwnGroups({}, stand_in))
+    assert groups is not None
+    described = GroupPartitioner(groups, []).describe()
+    assert described.name == "cgroup v2 (cpu.weight)"
+    assert "smallest weight" in described.binds
+    assert next(stand_in.glob("rose-guest-*/cpu.weight")).read_text() == "1"
+
+
+def test_what_cannot_be_made_is_refused_and_leaves_nothing(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = v2_groups(OwnGroups({}, stand_in))
+    assert groups is not None
+    monkeypatch.setattr(partition_groups, "_make_group", Path.mkdir)  # and no file appears
+    with pytest.raises(ClusterError, match="no group can be made"):
+        GroupPartitioner(groups, [])
+    assert not list(stand_in.glob("rose-guest-*"))
+
+
+def test_a_machine_without_groups_is_served_by_the_idle_class_and_told_so(tmp_path: Path) -> None:
+    partitioner = pick_partitioner(root=tmp_path)
+    assert isinstance(partitioner, ThreadPartitioner)
+    assert "no control group with a processor controller" in partitioner.describe().costs
+    assert v1_groups(OwnGroups({}, None)) is None
+    assert v2_groups(OwnGroups({}, tmp_path)) is None
+
+
+def test_cores_that_are_not_there_are_refused() -> None:
+    with pytest.raises(ClusterError, match=r"cores \[4095\] cannot be used"):
+        pick_partitioner([4095])
+
+
+def test_a_process_that_is_gone_is_refused(busy: Busy) -> None:
+    busy.end()
+    with pytest.raises(ClusterError, match="is gone"):
+        threads_only().place(busy.pid, Role.GUEST)
+
+
+def test_a_guest_that_is_gone_is_frozen_in_vain(busy: Busy) -> None:
+    partitioner = threads_only()
+    partitioner.place(busy.pid, Role.GUEST)
+    busy.end()
+    partitioner.freeze()
+    partitioner.thaw()

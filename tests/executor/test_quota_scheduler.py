@@ -1,0 +1,301 @@
+"""A real guest under quotas that change in mid-generation: kept in the very step, nothing lost, nothing different."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_weight_update import Versions, updated
+
+from rose.errors import EngineError
+from rose_executor.board import GUEST, BoardReader, claim_quota
+from rose_executor.board_states import GuestState, Quota
+from rose_executor.token_route import TokenRoute
+from rose_transfer.snapshot import WEIGHTS
+
+pytestmark = pytest.mark.engine
+
+BLOCKS = 400
+TOKENS = 160
+PROMPTS = [[(7 + 11 * i + 3 * j) % 90 for j in range(20 + 13 * i)] for i in range(8)]
+FREE = Quota(kv_blocks=BLOCKS, tokens_per_step=4096, active_seqs=16, gate_open=True)
+
+
+class Guest:
+    """A guest engine, and the quota half of its board in the test's hand."""
+
+    def __init__(self, rig: Any, engine: Any, path: Path) -> None:
+        self.rig, self.engine, self.path = rig, engine, path
+        self.quota, self.renewing = FREE, True
+        self.writer = claim_quota(path)
+        self.reader = BoardReader(path)
+        self.seen: list[tuple[Quota, GuestState]] = []
+        self._quotas: dict[int, Quota] = {}
+
+    def give(self, quota: Quota) -> int:
+        """Put a quota on the board; its number."""
+        self.quota = quota
+        self.writer.write(quota)
+        self._quotas[self.writer.number] = quota
+        return self.writer.number
+
+    def state(self) -> GuestState | None:
+        state = self.reader.read(GUEST, asyncio.get_running_loop().time()).state
+        if state is not None and state.quota_number in self._quotas:
+            self.seen.append((self._quotas[state.quota_number], state))
+        return state
+
+    @asynccontextmanager
+    async def renewed(self) -> AsyncIterator[None]:
+        """The executor's part: renew the quota, and look at what the guest says."""
+
+        async def renew() -> None:
+            while True:
+                if self.renewing:
+                    self.give(self.quota)
+                for _ in range(10):
+                    self.state()
+                    await asyncio.sleep(0.002)
+
+        self.give(self.quota)
+        task = asyncio.create_task(renew())
+        try:
+            yield
+        finally:
+            task.cancel()
+            self.quota, self.renewing = FREE, True
+
+    async def until(self, what: Callable[[GuestState], bool]) -> GuestState:
+        async with asyncio.timeout(30):
+            while (state := self.state()) is None or not what(state):
+                await asyncio.sleep(0.001)
+        return state
+
+    async def taken(self, quota: Quota) -> GuestState:
+        """The first report seen with this quota, or a later one, in force."""
+        number = self.give(quota)
+        return await self.until(lambda state: state.quota_number >= number)
+
+    def route(self) -> TokenRoute:
+        return TokenRoute(
+            self.engine.base_url, self.rig.session, engine_id="guest", waits=self.rig.waits, page=self.engine.page
+        )
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])
+def guest(request: pytest.FixtureRequest, rig: Any) -> Iterator[Guest]:
+    path = rig.folder / f"board-{request.param}"
+    engine = rig.new_engine("guest", board=path, async_scheduling=request.param)
+    made = Guest(rig, engine, path)
+    rig.run(engine.start(0))
+    yield made
+    rig.run(engine.stop())
+
+
+async def greedy(route: Any, name: str, tokens: int = TOKENS, **more: Any) -> list[tuple[int, ...]]:
+    asked = (
+        route.generate(f"{name}-{index}", prompt, max_tokens=tokens, temperature=0.0, stop_token_ids=(), **more)
+        for index, prompt in enumerate(PROMPTS)
+    )
+    return [tuple(output.output_ids) for output in await asyncio.wait_for(asyncio.gather(*asked), 90)]
+
+
+async def usage(guest: Guest) -> float:
+    """The share of its KV cache that the engine itself says is in use."""
+    async with guest.rig.session.get(f"{guest.engine.base_url}/metrics") as response:
+        text = await response.text()
+    (figure,) = re.findall(r"^vllm:kv_cache_usage_perc\{.*\} (.*)$", text, re.MULTILINE)
+    return float(figure)
+
+
+def test_quotas_that_change_in_mid_generation_change_no_token(guest: Guest) -> None:
+    """Memory, tokens, sequences and gate at random: each report keeps to its quota, each output is the undisturbed."""
+    seeded = random.Random(3)
+
+    def drawn() -> Quota:
+        return Quota(
+            kv_blocks=seeded.choice((0, 12, 20, 40, BLOCKS)),
+            tokens_per_step=seeded.choice((0, 1, 5, 64, 4096)),
+            active_seqs=seeded.choice((0, 1, 3, 16)),
+            gate_open=seeded.random() < 0.8,
+        )
+
+    async def run() -> None:
+        reference = await greedy(guest.rig.route(), f"reference-{guest.path.name}")
+        guest.seen.clear()
+        async with guest.renewed():
+            before = (await guest.until(lambda _: True)).preemptions if guest.state() else 0
+            streams = asyncio.create_task(greedy(guest.route(), "disturbed"))
+            for _ in range(40):
+                await guest.taken(drawn())
+                await asyncio.sleep(0.01)
+                if streams.done():
+                    break
+            guest.give(FREE)
+            assert await streams == reference
+        assert all(state.kv_blocks_used <= quota.kv_blocks for quota, state in guest.seen)
+        assert all(state.running <= quota.active_seqs for quota, state in guest.seen)
+        assert max(state.preemptions for _, state in guest.seen) > before
+        assert guest.engine.page.request("disturbed-0").tokens == TOKENS
+
+    guest.rig.run(run())
+
+
+def test_a_cut_sets_back_the_newest_and_lets_the_oldest_go_on(guest: Guest) -> None:
+    async def run() -> None:
+        ended: list[int] = []
+
+        async def one(index: int) -> None:
+            await guest.route().generate(
+                f"order-{index}", PROMPTS[index], max_tokens=TOKENS, temperature=0.0, stop_token_ids=()
+            )
+            ended.append(index)
+
+        async with guest.renewed():
+            guest.give(FREE)
+            tasks = []
+            for index in range(3):
+                tasks.append(asyncio.create_task(one(index)))
+                await guest.until(lambda state, most=index: state.running > most)
+            await guest.until(lambda state: state.kv_blocks_used >= 8)
+            # As many as the oldest will need in the end.
+            cut = await guest.taken(Quota(kv_blocks=6, tokens_per_step=4096, active_seqs=16, gate_open=True))
+            assert cut.kv_blocks_used <= 6
+            assert 1 <= cut.running < 3
+            assert cut.running + cut.waiting == 3
+            await asyncio.wait_for(tasks[0], 30)
+            assert ended[0] == 0
+            guest.give(FREE)
+            await asyncio.wait_for(asyncio.gather(*tasks), 30)
+
+    guest.rig.run(run())
+
+
+@pytest.mark.parametrize(
+    "shut", [Quota(BLOCKS, 4096, 16, gate_open=False), Quota(BLOCKS, 0, 16, gate_open=True)], ids=["gate", "no-tokens"]
+)
+def test_a_shut_gate_stops_the_very_step_and_the_engine_still_answers(guest: Guest, shut: Quota) -> None:
+    async def run() -> None:
+        async with guest.renewed():
+            guest.give(FREE)
+            streams = asyncio.create_task(greedy(guest.route(), f"gated-{shut.gate_open}"))
+            await guest.until(lambda state: state.running == len(PROMPTS))
+            stopped = await guest.taken(shut)
+            total = guest.engine.page.total()
+            later = await guest.until(lambda state: state.steps >= stopped.steps + 20)
+            # Asynchronous scheduling may have had one step under way.
+            assert later.computed_steps <= stopped.computed_steps + 1
+            assert guest.engine.page.total() <= total + len(PROMPTS)
+            assert (later.running, later.starved_at_s) == (len(PROMPTS), 0.0)
+            assert (await guest.engine.control.describe()).weight_version == 0
+            await guest.engine.control.pause()
+            assert (await guest.engine.control.describe()).paused
+            await guest.engine.control.resume()
+            guest.give(FREE)
+            await streams
+
+    guest.rig.run(run())
+
+
+def test_a_quota_below_one_requests_need_starves_it_loudly(guest: Guest) -> None:
+    async def run() -> None:
+        async with guest.renewed():
+            before = guest.state()
+            guest.give(Quota(kv_blocks=1, tokens_per_step=4096, active_seqs=16, gate_open=True))
+            streams = asyncio.create_task(greedy(guest.route(), "starved", tokens=40))
+            starved = await guest.until(lambda state: state.starved_at_s > 0)
+            assert starved.starvations == (0 if before is None else before.starvations) + 1
+            assert starved.waiting == len(PROMPTS)
+            assert await usage(guest) < 0.05  # what is not allowed is not in use
+            assert not streams.done()
+            fed = await guest.taken(FREE)
+            assert fed.starved_at_s == 0.0
+            await streams
+
+    guest.rig.run(run())
+
+
+@pytest.mark.parametrize("absurd", [-(2**60), 2**60])
+def test_absurd_quotas_hurt_nothing(guest: Guest, absurd: int) -> None:
+    async def run() -> None:
+        async with guest.renewed():
+            state = asyncio.create_task(greedy(guest.route(), f"absurd-{absurd}", tokens=40))
+            taken = await guest.taken(Quota(absurd, absurd, absurd, gate_open=True))
+            assert absurd > 0 or (taken.running, taken.kv_blocks_used) == (0, 0)
+            guest.give(FREE)
+            assert len(await state) == len(PROMPTS)
+
+    guest.rig.run(run())
+
+
+def test_without_an_executor_the_guest_shuts_its_own_gate(guest: Guest) -> None:
+    """The executor stops renewing; then its board is cut short, and at last removed. Each time it comes back."""
+
+    async def stops_and_goes_on(harm: Callable[[], None], mend: Callable[[], None], name: str) -> None:
+        async with guest.renewed():
+            # Slowly, so that much is left to do when the quota grows stale.
+            guest.give(Quota(BLOCKS, tokens_per_step=2, active_seqs=16, gate_open=True))
+            streams = asyncio.create_task(greedy(guest.route(), name, tokens=380))
+            await guest.until(lambda state: state.running > 0 and state.computed_steps > 0)
+            guest.renewing = False
+            harm()
+            async with asyncio.timeout(30):
+                total = -1
+                while total != (total := guest.engine.page.total()):
+                    await asyncio.sleep(0.7)
+            assert total < guest_total + len(PROMPTS) * 380
+            assert not streams.done()
+            mend()
+            guest.quota, guest.renewing = FREE, True
+            await streams
+
+    def mend() -> None:
+        guest.writer.close()
+        guest.writer = claim_quota(guest.path)
+        guest.reader.close()
+        guest.reader = BoardReader(guest.path)
+
+    for name, harm in {
+        "silent": lambda: None,
+        "cut": lambda: os.truncate(guest.path, 0),
+        "removed": guest.path.unlink,
+    }.items():
+        guest_total = guest.engine.page.total()
+        guest.rig.run(stops_and_goes_on(harm, mend, name))
+
+
+def test_new_weights_come_into_force_under_a_quota(guest: Guest, tmp_path: Path) -> None:
+    """The prefix cache is emptied although the pool says that most blocks are not free. The guest's last test."""
+
+    async def run() -> None:
+        masters = {name: value.to(torch.float32) for name, value in load_file(guest.rig.model / WEIGHTS).items()}
+        made = Versions(tmp_path, guest.rig.model).publish(1, updated(masters, 1))
+        guest.seen.clear()
+        async with guest.renewed():
+            # Slowly, so that the update finds them at work.
+            guest.give(Quota(kv_blocks=20, tokens_per_step=2, active_seqs=16, gate_open=True))
+            streams = asyncio.create_task(greedy(guest.route(), "updated", tokens=380))
+            await guest.until(lambda state: state.running > 1)
+            await guest.engine.control.apply(made.version, made.objects, made.way)
+            assert (await guest.engine.control.describe()).weight_version == 1
+            assert not streams.done()
+            guest.give(FREE)
+            await streams
+        assert all(state.kv_blocks_used <= quota.kv_blocks for quota, state in guest.seen)
+
+    guest.rig.run(run())
+
+
+def test_a_guest_without_a_board_does_not_start(rig: Any) -> None:
+    engine = rig.new_engine("boardless", board=rig.folder / "no-board")
+    with pytest.raises(EngineError, match="cannot open the board"):
+        rig.run(engine.start(0))
