@@ -200,6 +200,14 @@ def test_a_limit_says_how_many_it_left_out_and_0_shows_all(rose: Any, folder: Pa
     assert changes == [{"parameter": "embed", "elements": 320, "changed": 6}]
 
 
+@pytest.mark.parametrize("value", ["-1", "1e3", "nan", str(2**63), "9" * 5000])
+def test_a_number_that_is_none_is_a_usage_error(rose: Any, folder: Path, value: str) -> None:
+    for args, name in ((("--", value, 2), "OLD"), (("--", 1, value), "NEW"), ((1, 2, f"--limit={value}"), "--limit")):
+        ended = rose("weights", "diff", folder, *args)
+        assert ended.status == 2
+        assert f"Invalid value for '{name}'" in ended.err
+
+
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
