@@ -33,6 +33,8 @@ from rose_transfer.transport.interface import ObjectMissing, Refused
 
 log = logger("version follower")
 ATTEMPTS = 3
+NOT_STAGED = "is not staged and verified on every worker"
+"""What an engine says to who commits what is not staged; `rose_commit` words it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,8 @@ class VersionFollower:
                 log.warning("a version was refused", version=offer.version, attempt=attempt, why=str(error))
             except EngineError as error:
                 if attempt == ATTEMPTS or not await self._is_poisoned():
+                    if NOT_STAGED in error.what:
+                        raise _not_alone(error, offer.version) from error
                     raise
                 log.warning("the weights are mixed; a version begins anew", version=offer.version, why=str(error))
 
@@ -165,3 +169,13 @@ class VersionFollower:
             await asyncio.to_thread(self._receiver.forget)
         except TransferError as error:
             log.warning("what was applied is not removed yet", why=str(error))
+
+
+def _not_alone(error: EngineError, version: int) -> EngineError:
+    """A follower commits only what the engine has just staged for it."""
+    return EngineError(
+        f"what was staged of version {version} is gone; most likely somebody else brings versions to this engine too: "
+        f"{error.what}",
+        expected="one follower, or one program that stages and commits, for each engine",
+        to_do="end the other one",
+    )

@@ -26,8 +26,12 @@ DryRunOption = Annotated[
 PlainOption = Annotated[bool, typer.Option("--plain", help="One line per step in place of the live view.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
-
 FolderArgument = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a weight store.")]
+
+_UNITS_MAX = 1e9
+"""No disk and no link is as large in gigabytes, or megabytes per second; what is endless is above it."""
+_COUNT_MAX = 10**9
+_VERSION_MAX = 2**63 - 1
 
 
 class Shown:
@@ -150,18 +154,22 @@ def relay(
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="Where versions are kept.")],
     token_file: Annotated[Path, typer.Option("--token-file", metavar="FILE", help="File with the shared token.")],
     listen: Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Serve here.")] = "127.0.0.1:7070",
-    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, help="Versions to keep.")] = 16,
+    keep: Annotated[int, typer.Option("--keep", metavar="N", min=1, max=_COUNT_MAX, help="Versions to keep.")] = 16,
     disk_gb: Annotated[
         float | None,
         typer.Option(
             "--disk-gb",
             metavar="GB",
             min=0.001,
+            max=_UNITS_MAX,
             help="Disk for the versions, at most; another lineage takes as much again until it replaces them.",
         ),
     ] = None,
     send_mb_s: Annotated[
-        float | None, typer.Option("--send-mb-s", metavar="MB", min=0.001, help="Megabytes to send per second at most.")
+        float | None,
+        typer.Option(
+            "--send-mb-s", metavar="MB", min=0.001, max=_UNITS_MAX, help="Megabytes to send per second at most."
+        ),
     ] = None,
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="Use TLS upstream, and trust this certificate.")
@@ -176,7 +184,7 @@ def relay(
 
     \b
     Examples:
-      openssl rand -hex 32 > token
+      openssl rand -hex 32 > token; chmod 600 token
       rose relay 10.0.0.7:7070 --folder /data/relay --token-file token
       rose relay trainer:7070 --folder /data/relay --token-file token --ca ca.pem \\
           --listen 0.0.0.0:7070 --cert cert.pem --key key.pem
@@ -280,9 +288,11 @@ def weights_verify(folder: FolderArgument, json: JsonOption = False) -> None:
 @weights.command("diff")
 def weights_diff(
     folder: FolderArgument,
-    old: Annotated[int, typer.Argument(metavar="OLD", help="Version to start from.")],
-    new: Annotated[int, typer.Argument(metavar="NEW", help="Version to compare it with.")],
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=0, help="Parameters to show; 0 for all.")] = 20,
+    old: Annotated[int, typer.Argument(metavar="OLD", min=0, max=_VERSION_MAX, help="Version to start from.")],
+    new: Annotated[int, typer.Argument(metavar="NEW", min=0, max=_VERSION_MAX, help="Version to compare it with.")],
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=0, max=_COUNT_MAX, help="Parameters to show; 0 for all.")
+    ] = 20,
     json: JsonOption = False,
 ) -> None:
     """Count the elements that changed, by parameter.

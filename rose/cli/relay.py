@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import ssl
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -46,8 +47,7 @@ def relay_command(options: RelayOptions) -> None:
     Raises ConfigError for what cannot be used, ClusterError for an address that cannot be bound, TransferError if
     another process relays in the folder, it is no relay's, or the upstream does not accept the token.
     """
-    if (options.cert is None) != (options.key is None):
-        raise ConfigError("--cert and --key go together", expected="both or none")
+    ends = _ends(options)
     try:
         options.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,29 +57,50 @@ def relay_command(options: RelayOptions) -> None:
     # Before the log is opened: in a folder of another role nothing is to change.
     os.close(hold_alone(options.folder, Role.RELAY))
     with open_log(options.folder / "log.jsonl"):
-        if not asyncio.run(_relay(options)):
+        if not asyncio.run(_relay(options, ends)):
             raise KeyboardInterrupt
 
 
-async def _relay(options: RelayOptions) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What the two ends are made of: all that can be wrong with it was found before the folder becomes a relay's."""
+
+    token: str
+    upstream: tuple[str, int]
+    listen: tuple[str, int]
+    upstream_tls: ssl.SSLContext | None
+    listen_tls: ssl.SSLContext | None
+
+
+def _ends(options: RelayOptions) -> _Ends:
+    """Raises ConfigError."""
+    if (options.cert is None) != (options.key is None):
+        raise ConfigError("--cert and --key go together", expected="both or none")
+    return _Ends(
+        read_token(options.token_file),
+        host_and_port(options.upstream),
+        host_and_port(options.listen),
+        None if options.ca is None else client_tls(options.ca),
+        None if options.cert is None or options.key is None else server_tls(options.cert, options.key),
+    )
+
+
+async def _relay(options: RelayOptions, ends: _Ends) -> bool:
     """Whether it was ended by SIGTERM."""
-    token = read_token(options.token_file)
-    host, port = host_and_port(options.listen)
-    tls = None if options.cert is None or options.key is None else server_tls(options.cert, options.key)
-    if tls is None and not _is_loopback(host):
+    host, port = ends.listen
+    if ends.listen_tls is None and not _is_loopback(host):
         typer.echo(f"{options.listen} is served without TLS: whoever sees the network sees the weights", err=True)
     waits = WaitBoard()
     serve = partial(
         TcpServer,
-        token=token,
+        token=ends.token,
         waits=waits,
         host=host,
         port=port,
-        tls=tls,
+        tls=ends.listen_tls,
         bandwidth_bytes_per_s=None if options.send_mb_s is None else options.send_mb_s * _MB,
     )
-    trusted = None if options.ca is None else client_tls(options.ca)
-    client = TcpClient(*host_and_port(options.upstream), token=token, waits=waits, tls=trusted)
+    client = TcpClient(*ends.upstream, token=ends.token, waits=waits, tls=ends.upstream_tls)
     try:
         relay = Relay(
             client,

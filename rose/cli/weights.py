@@ -79,7 +79,7 @@ def render_listing(rows: Sequence[VersionRow]) -> RenderableType:
         cells = (
             str(row.version),
             row.fingerprint[:FINGERPRINT_DIGITS],
-            ways or ("lost" if row.joiner_bytes is None else "passed through"),
+            ways or ("lost" if row.joiner_bytes is None else _way_back(row.version, rows)),
             "lost" if row.joiner_bytes is None else size(row.joiner_bytes),
             "?" if row.dense_bytes is None else size(row.dense_bytes),
             _times_smaller(row.dense_bytes, min(steps, default=None)),
@@ -131,6 +131,12 @@ def _plain_row(row: VersionRow) -> dict[str, Any]:
 
 def _cells(changed: int, elements: int) -> tuple[str, str, str]:
     return f"{changed:,}", f"{elements:,}", f"{figure(100 * changed / max(1, elements))} %"
+
+
+def _way_back(version: int, rows: Sequence[VersionRow]) -> str:
+    """Of a version that no delta leads to: those that lead on from it, undone."""
+    found = [f"{size(count)} back from {row.version}" for row in rows for base, count in row.ways if base == version]
+    return ", ".join(found) or "back from one that is not kept"
 
 
 def _times_smaller(dense_bytes: int | None, step_bytes: int | None) -> str:

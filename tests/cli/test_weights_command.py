@@ -148,12 +148,28 @@ def test_a_version_that_cannot_be_had_is_listed_as_lost(rose: Any, folder: Path)
     assert {row["joiner_bytes"] for row in json.loads(rose("weights", "ls", folder, "--json").out)} == {None}
 
 
+def test_a_version_that_only_a_newer_one_leads_back_to_says_so(rose: Any, folder: Path) -> None:
+    store = Store(folder)
+    rng = np.random.default_rng(6)
+    bits = [rng.integers(0, 2**15, len(bucket), dtype=bucket.dtype.type) for bucket in store.read(3)]
+    store.publish(4, PACKING, bits, base=3)
+    store.collect(4)  # all of it has changed, so it is written whole as well
+    store.close()
+    (folder / "links" / "v000003-from-v000002").unlink()
+    rows = json.loads(rose("weights", "ls", folder, "--json").out)
+    assert [[way["base"] for way in row["ways"]] for row in rows] == [[None], [1], [], [None, 3]]
+    (undone,) = (way["encoded_bytes"] for way in rows[3]["ways"] if way["base"] == 3)
+    listed = words(rose("weights", "ls", folder).out)
+    assert f"{undone} B back from 4" in listed[3]
+    assert not any("back from" in row for row in (*listed[:3], listed[4]))
+
+
 def test_versions_of_which_nothing_is_left_are_lost(rose: Any, folder: Path) -> None:
     for path in (folder / "objects").iterdir():
         path.write_bytes(b"")
     listed = rose("weights", "ls", folder).out
     assert listed.count("lost") == 2 * 3
-    assert "passed through" not in listed
+    assert "back from" not in listed
 
 
 def test_what_the_library_says_is_a_plain_line_each_and_once(folder: Path) -> None:
@@ -198,6 +214,14 @@ def test_a_limit_says_how_many_it_left_out_and_0_shows_all(rose: Any, folder: Pa
     assert rose("weights", "diff", folder, 1, 3, "--limit", 0).out == rose("weights", "diff", folder, 1, 3).out
     changes = json.loads(rose("weights", "diff", folder, 1, 3, "--limit", 1, "--json").out)
     assert changes == [{"parameter": "embed", "elements": 320, "changed": 6}]
+
+
+@pytest.mark.parametrize("value", ["-1", "1e3", "nan", str(2**63), "9" * 5000])
+def test_a_number_that_is_none_is_a_usage_error(rose: Any, folder: Path, value: str) -> None:
+    for args, name in ((("--", value, 2), "OLD"), (("--", 1, value), "NEW"), ((1, 2, f"--limit={value}"), "--limit")):
+        ended = rose("weights", "diff", folder, *args)
+        assert ended.status == 2
+        assert f"Invalid value for '{name}'" in ended.err
 
 
 @pytest.mark.parametrize(

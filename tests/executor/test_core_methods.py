@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rose_executor.core_methods import rose_commit, rose_describe, rose_loaded, rose_resume
+from rose_executor.version_follower import NOT_STAGED
 
 
 class Page:
@@ -113,7 +114,7 @@ def test_an_engine_that_was_paused_stays_paused() -> None:
 
 def test_a_version_that_is_not_staged_changes_nothing() -> None:
     core = Core(staged=3)
-    with pytest.raises(RuntimeError, match="version 2 is not staged"):
+    with pytest.raises(RuntimeError, match=f"version 2 {NOT_STAGED}"):
         rose_commit(core, 2, False)
     assert core.done == []
     assert not core.paused

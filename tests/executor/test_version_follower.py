@@ -17,7 +17,7 @@ from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.waits import WaitBoard
 from rose_executor.control_client import Committed, EngineDescription
 from rose_executor.fresh_probe import compare, probe_fresh, probe_live
-from rose_executor.version_follower import ATTEMPTS, Followed, VersionFollower, wanted_by
+from rose_executor.version_follower import ATTEMPTS, NOT_STAGED, Followed, VersionFollower, wanted_by
 from rose_transfer import snapshot
 from rose_transfer.distribution import Fetched, Offer, Receiver, Relay, WeightPublisher, attempts
 from rose_transfer.snapshot import WEIGHTS
@@ -201,6 +201,21 @@ def test_an_engine_whose_weights_are_mixed_is_healed_by_a_version_that_begins_an
     follow(engine, receiver, runs=offer(4))
     assert receiver.starts == [(4, "bits of 4", 5), *[(None, None, 5)] * (ATTEMPTS - 1), (5, "bits of 5", 6)]
     assert engine.runs == [5, 6]
+
+
+def test_a_follower_whose_stage_is_gone_says_that_it_is_not_alone() -> None:
+    engine = ScriptedEngine(commit=[EngineError(f"version 5 {NOT_STAGED}: nothing is staged")])
+    with pytest.raises(EngineError, match="nothing is staged") as caught:
+        follow(engine, ScriptedReceiver([offer(5), offer(6)]), runs=offer(4))
+    assert "somebody else brings versions to this engine" in caught.value.what
+    assert "end the other" in caught.value.to_do
+
+
+def test_an_engine_that_is_lost_is_no_sign_of_others() -> None:
+    with pytest.raises(EngineError) as caught:
+        follow(ScriptedEngine(commit=[EngineError("gone")]), ScriptedReceiver([offer(5)]), runs=offer(4))
+    assert caught.value.what == "gone"
+    assert caught.value.__cause__ is None
 
 
 def test_a_version_that_is_always_refused_is_left_for_the_next() -> None:

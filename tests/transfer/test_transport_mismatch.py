@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import logging
+import socket
 import ssl
 import threading
 import urllib.error
@@ -30,11 +32,15 @@ from rose.waits import WaitBoard
 from rose_transfer.transport.frames import FROM_CLIENT, Decoder, FrameError, FrameFault
 from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.landing import MemoryLanding
-from rose_transfer.transport.mismatch import of_first_frame, of_opening
+from rose_transfer.transport.mismatch import missing_of_hello, of_first_frame, of_opening
+from rose_transfer.transport.server_session import ServerLimits
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 LONG_S = 600.0
 """Whoever waits for a deadline to be told does not end in time."""
+
+
+PATIENT_SERVER = ServerLimits(hello_s=LONG_S)
 
 
 @pytest.fixture(scope="module")
@@ -230,13 +236,119 @@ def test_who_says_nothing_at_the_door_of_tls_or_half_a_handshake_is_turned_away(
     asyncio.run(check())
 
 
+def hello() -> bytes:
+    """What a client of TLS says first."""
+    outgoing = ssl.MemoryBIO()
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="trainer")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+def in_records(hello: bytes, size: int) -> bytes:
+    """The same hello, in records of at most `size` bytes."""
+    message = hello[5:]
+    parts = [message[start : start + size] for start in range(0, len(message), size)]
+    return b"".join(hello[:3] + len(part).to_bytes(2, "big") + part for part in parts)
+
+
+@pytest.mark.parametrize("abort", [False, True], ids=["closes", "aborts"])
+@pytest.mark.parametrize("said", [1, 4, 7, -1, None], ids=["a byte", "no record", "a few", "almost all", "all"])
+def test_only_who_said_all_of_its_hello_can_have_left_because_of_a_certificate(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture, said: int | None, abort: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def check() -> None:
+        async with tcp_pair(Memory(), tls=certificates, limits=PATIENT_SERVER) as pair:
+            reader, writer = await asyncio.open_connection("127.0.0.1", pair.server.port)
+            writer.write(hello()[:said])
+            if said is None:
+                assert await reader.read(1) != b""
+            else:
+                await until(lambda: any(wait.what == "first bytes" for wait in pair.waits.snapshot()))
+            writer.transport.abort() if abort else writer.close()
+            await until(lambda: "peer dropped" in caplog.text or "peer does not fit" in caplog.text)
+
+    asyncio.run(check())
+    assert ("certificate" in caplog.text) == (said is None)
+    warned = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert bool(warned) == (said is None)
+
+
+def test_who_said_its_hello_in_two_parts_has_said_all_of_it(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with tcp_pair(Memory(), tls=certificates, limits=PATIENT_SERVER) as pair:
+            reader, writer = await asyncio.open_connection("127.0.0.1", pair.server.port)
+            said = hello()
+            writer.write(said[:100])
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+            assert [wait.what for wait in pair.waits.snapshot()] == ["first bytes"]
+            writer.write(said[100:])
+            assert await reader.read(1) != b""
+            writer.close()
+            await until(lambda: "does not accept it" in caplog.text)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("size", [1, 3, 100, 2**14])
+def test_a_hello_that_comes_bit_by_bit_is_waited_for(certificates: Certificates, size: int) -> None:
+    """The server looks at each part as it comes."""
+
+    async def check() -> None:
+        async with tcp_pair(Memory(), tls=certificates, limits=PATIENT_SERVER) as pair:
+            reader, writer = await asyncio.open_connection("127.0.0.1", pair.server.port)
+            writer.transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            said = in_records(hello(), size)
+            for start in range(0, len(said), 64):
+                writer.write(said[start : start + 64])
+                await asyncio.sleep(0)
+            assert (await reader.read(1)) in (b"\x16", b"\x15")
+            writer.close()
+            assert await fetched(pair.connect(), "long") == OBJECTS["long"]
+
+    asyncio.run(check())
+
+
+def test_a_hello_is_known_to_be_whole_at_its_last_byte() -> None:
+    said, seen, looks = hello(), 0, 0
+    assert missing_of_hello(said + b"more") == 0
+    while missing := missing_of_hello(said[:seen]):
+        seen, looks = seen + missing, looks + 1
+    assert (missing, seen) == (0, len(said))
+    assert looks <= 3
+    for seen in range(len(said)):
+        assert 0 < (missing_of_hello(said[:seen]) or 0) <= len(said) - seen
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        b"GET /",
+        b"\x16GET /",
+        b"\x15\x03\x03\x00\x02",
+        b"\x16\x03\x01\x00\x00",
+        b"\x16\x03\x01\x00\x01\x02",
+        b"\x16\x03\x01\xff\xff",
+        in_records(hello(), 3),
+        in_records(hello(), 100),
+    ],
+)
+def test_what_is_no_hello_is_not_waited_for(seen: bytes) -> None:
+    assert missing_of_hello(seen) is None
+
+
 def test_a_server_with_tls_closes_under_those_who_are_at_its_door(certificates: Certificates) -> None:
     async def check() -> None:
         waits = WaitBoard()
         server = TcpServer(Memory(), token=TOKEN, waits=waits, tls=certificates.server())
         await server.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        await until(lambda: any(wait.what == "first byte" for wait in waits.snapshot()))
+        await until(lambda: any(wait.what == "first bytes" for wait in waits.snapshot()))
         await server.close()
         assert await reader.read() == b""
         writer.close()

@@ -5,24 +5,32 @@ A token is read from a file, never from an argument, where everybody on the host
 
 from __future__ import annotations
 
+import os
 import ssl
+import stat
 from pathlib import Path
 
 from rose.errors import ConfigError
 from rose_transfer.transport.auth import checked_token
 
+_TOKEN_FILE_BYTES_MAX = 4096
+_PEM_BYTES_MAX = 2**24
+_PORT_DIGITS_MAX = 5
+_TOKEN = "a file with the transfer token, as `openssl rand -hex 32` draws one"
+_OWN_CERTIFICATE = "a PEM certificate and its key"
+_AUTHORITY = "a PEM certificate to trust"
+
 
 def read_token(file: Path) -> str:
     """The token in a file, without the white space around it. Raises ConfigError if it cannot be one."""
     try:
-        token = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read: {error}",
-            expected="a file with the transfer token",
-            to_do="make one with: openssl rand -hex 32",
-        ) from error
-    checked_token(token)
+        token = _read(file, _TOKEN_FILE_BYTES_MAX, _TOKEN).decode().strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} cannot be read: {error}", expected=_TOKEN) from error
+    try:
+        checked_token(token)
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error.what}", expected=error.expected, to_do=error.to_do) from None
     return token
 
 
@@ -32,7 +40,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     if bracketed:
         host = host[1:-1]
-    if not host or (":" in host and not bracketed) or not port.isascii() or not port.isdigit() or int(port) >= 2**16:
+    is_port = port.isascii() and port.isdigit() and len(port) <= _PORT_DIGITS_MAX and 0 < int(port) < 2**16
+    if not is_port or (":" in host and not bracketed) or not _is_host(host):
         raise ConfigError(f"{address!r} is no address", expected="HOST:PORT, such as 10.0.0.7:7070")
     return host, int(port)
 
@@ -40,20 +49,51 @@ def host_and_port(address: str) -> tuple[str, int]:
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """For a server that has this certificate (PEM, with its chain). Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for file in (certificate, key):
+        _read(file, _PEM_BYTES_MAX, _OWN_CERTIFICATE)
     try:
-        context.load_cert_chain(certificate, key)
+        # Without a passphrase, who starts a service would be asked for one, perhaps where nobody sits.
+        context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise ConfigError(
-            f"{certificate} and {key} cannot be used: {error}", expected="a PEM certificate and its key"
-        ) from error
+        raise ConfigError(f"{certificate} and {key} cannot be used: {error}", expected=_OWN_CERTIFICATE) from error
     return context
 
 
 def client_tls(authority: Path) -> ssl.SSLContext:
     """For a client that trusts this authority alone (PEM). Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _read(authority, _PEM_BYTES_MAX, _AUTHORITY)
     try:
         context.load_verify_locations(authority)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{authority} cannot be used: {error}", expected="a PEM certificate to trust") from error
+        raise ConfigError(f"{authority} cannot be used: {error}", expected=_AUTHORITY) from error
     return context
+
+
+def _read(file: Path, bytes_max: int, expected: str) -> bytes:
+    """All of a small file. Raises ConfigError at once for what is none: a pipe or a device may never end."""
+    try:
+        # Not to wait for who writes to a pipe.
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{file} cannot be read: it is no regular file", expected=expected)
+            with open(descriptor, "rb", closefd=False) as opened:
+                content = opened.read(bytes_max + 1)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{file} cannot be read: {why}", expected=expected, to_do="check the path") from error
+    if len(content) > bytes_max:
+        raise ConfigError(f"{file} cannot be read: it has more than {bytes_max} bytes", expected=expected)
+    return content
+
+
+def _is_host(host: str) -> bool:
+    """Whether this may be a name or a number of a host; names that no resolver takes are none."""
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return bool(host) and host.isprintable() and " " not in host

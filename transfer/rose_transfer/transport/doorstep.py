@@ -4,6 +4,7 @@ TLS itself would end such a connection without a word, and its client would try 
 
 Invariants
 - What is looked at is not taken: TLS reads it again, from the first byte on.
+- Only who left after all of its hello can have left because of our certificate.
 - Nobody stays for more than twice `hello_s`, and at most `connections_max` are here at once.
 - Nothing that a peer does here ends the server.
 """
@@ -15,6 +16,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 
 from rose.errors import DeadlineExceeded
 from rose.logs import logger
@@ -28,6 +30,7 @@ from rose_transfer.transport.mismatch import (
     TLS_RECORDS,
     TLS_THERE_ONLY,
     Mismatch,
+    missing_of_hello,
     of_handshake,
 )
 from rose_transfer.transport.server_session import ServerLimits
@@ -79,40 +82,42 @@ class Doorstep:
     async def _let_in(self, taken: socket.socket) -> None:
         peer = _name(taken)
         try:
-            if await self._speaks_tls(taken):
-                await self._shake_hands(taken, peer)
+            opening = await self._waits.within(
+                self._opening(taken),
+                "first bytes",
+                f"a peer of {self._server}",
+                self._limits.hello_s,
+                boundary="transfer",
+            )
+            if opening.startswith(TLS_RECORDS):
+                await self._shake_hands(taken, peer, greeted=missing_of_hello(opening) == 0)
                 return
-            # What stays unread would reset the connection, and with that the answer could be lost.
-            taken.recv(_LOOK_BYTES)
+            _leave_nothing_unread(taken)
             taken.send(Encoder().encode(to_frame(Fail(0, FailCode.TLS, TLS_THERE_ONLY.what))))
             self._tell(TLS_HERE_ONLY, peer)
         except (OSError, DeadlineExceeded) as error:
             logger("transfer").info("peer dropped", server=self._server, peer=peer, why=str(error))
+            _leave_nothing_unread(taken)
         finally:
             taken.close()
 
-    async def _speaks_tls(self, taken: socket.socket) -> bool:
-        """Raises DeadlineExceeded, or ConnectionError if it left."""
-        try:
-            first = taken.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            await self._readable(taken)
-            first = taken.recv(1, socket.MSG_PEEK)
-        if not first:
+    async def _opening(self, taken: socket.socket) -> bytes:
+        """What it says first: its whole hello, if it speaks TLS and stays. Raises ConnectionError if it left."""
+        seen, missing = b"", 1
+        while missing:  # three times at most
+            # What was seen is still there to be read: without this the loop would be told so again and again.
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, len(seen) + missing)
+            await _readable(taken)
+            looked = taken.recv(_LOOK_BYTES, socket.MSG_PEEK)
+            if len(looked) == len(seen):  # it ended
+                break
+            seen, missing = looked, missing_of_hello(looked) or 0
+        if not seen:
             raise ConnectionResetError("left without a word")
-        return first in TLS_RECORDS
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return seen
 
-    async def _readable(self, taken: socket.socket) -> None:
-        loop, readable = asyncio.get_running_loop(), asyncio.Event()
-        loop.add_reader(taken, readable.set)
-        try:
-            await self._waits.within(
-                readable.wait(), "first byte", f"a peer of {self._server}", self._limits.hello_s, boundary="transfer"
-            )
-        finally:
-            loop.remove_reader(taken)
-
-    async def _shake_hands(self, taken: socket.socket, peer: str) -> None:
+    async def _shake_hands(self, taken: socket.socket, peer: str, *, greeted: bool) -> None:
         # From here on it is the transport's to close.
         own, hello_s = socket.socket(fileno=taken.detach()), self._limits.hello_s
         try:
@@ -122,7 +127,8 @@ class Doorstep:
                 )
         except OSError as error:
             # asyncio's clients say nothing when they do not accept a certificate: they leave.
-            mismatch = NOT_ACCEPTED if isinstance(error, ConnectionResetError) else of_handshake(error)
+            left = isinstance(error, ConnectionResetError) and greeted
+            mismatch = NOT_ACCEPTED if left else of_handshake(error)
             if mismatch is None:
                 raise
             self._tell(mismatch, peer)
@@ -143,6 +149,21 @@ class _Arrival(asyncio.Protocol):
             taken.setblocking(False)
             self._doorstep.arrived(taken)
         transport.close()
+
+
+async def _readable(taken: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(taken, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(taken)
+
+
+def _leave_nothing_unread(taken: socket.socket) -> None:
+    """What stays unread would reset the connection, and with that an answer could be lost."""
+    with suppress(OSError):
+        taken.recv(_LOOK_BYTES)
 
 
 def _name(taken: socket.socket) -> str:

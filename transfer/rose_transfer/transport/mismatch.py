@@ -13,6 +13,8 @@ from rose_transfer.transport.frames import FrameError, FrameFault
 
 TLS_RECORDS = (b"\x16", b"\x15")
 """How a handshake of TLS begins, and an alert."""
+_HANDSHAKE, _HELLO = b"\x16\x03", b"\x01"
+_RECORD_HEAD, _MESSAGE_HEAD, _RECORD_BYTES_MAX = 5, 4, 2**14
 _OPENINGS = {
     "HTTP": (
         b"HTTP/",
@@ -94,6 +96,27 @@ def of_opening(opening: bytes) -> Mismatch:
         if opening.startswith(beginnings):
             return _another_protocol(protocol, certain=True)
     return _another_protocol("another protocol", certain=False)
+
+
+def missing_of_hello(seen: bytes) -> int | None:
+    """How many bytes at least the hello of TLS that a side begins with still lacks (RFC 8446, 4.1.2 and 5.1).
+
+    0 if all of it was seen; None if this is no hello, or one in several records, which is not looked for: whoever sent
+    it in tiny ones would have each of them looked at.
+    """
+    head = seen[:_RECORD_HEAD]
+    if head[:2] != _HANDSHAKE[: len(head)]:
+        return None
+    if len(head) < _RECORD_HEAD:
+        return _RECORD_HEAD - len(head)
+    record_bytes = int.from_bytes(head[3:], "big")
+    message = seen[_RECORD_HEAD : _RECORD_HEAD + record_bytes]
+    if record_bytes > _RECORD_BYTES_MAX or not message.startswith(_HELLO[: len(message)]):
+        return None
+    if len(message) < record_bytes:
+        return record_bytes - len(message)
+    hello = _MESSAGE_HEAD + int.from_bytes(message[1:_MESSAGE_HEAD], "big")
+    return 0 if hello <= record_bytes else None
 
 
 def of_handshake(error: BaseException) -> Mismatch | None:
