@@ -55,6 +55,9 @@ class Shelf:
     givers: int = 0
     takers: int = 0
 
+    def check_peer(self, *, is_near: bool) -> None:
+        assert is_near
+
     def giver(self) -> Shelf:
         self.before_giver(self.givers)
         self.givers += 1
