@@ -36,6 +36,7 @@ class Disk:
         self._folder = folder
         self.size_bytes = 2**40
         self.full = errno.ENOSPC
+        self._really_reserve = os.posix_fallocate
         monkeypatch.setattr(shutil, "disk_usage", lambda path: self.usage())
         monkeypatch.setattr(os, "posix_fallocate", self._reserve)
 
@@ -52,7 +53,7 @@ class Disk:
         reserved = os.fstat(descriptor).st_blocks * 512
         if length - reserved > self.usage().free:
             raise OSError(self.full, os.strerror(self.full))
-        os.pwrite(descriptor, bytes(length - reserved), reserved)
+        self._really_reserve(descriptor, offset, length)
 
 
 @pytest.fixture(autouse=True)

@@ -168,6 +168,6 @@ def test_nothing_goes_for_a_renewal_that_a_pin_makes_useless(tmp_path: Path) -> 
     with pytest.raises(NoRoomForVersion) as told:
         store.publish(5, PACKING, changed(weights, 0.7, rng), base=4)
     assert told.value.renew
-    assert "the version before it whole among them" in str(told.value)
+    assert "the version before it is to be written whole first" in str(told.value)
     assert not store.make_room(told.value.objects, renew=True)
     assert store.versions() == (1, 2, 3, 4)

@@ -25,10 +25,10 @@ def no_room_for(version: int, needed: Mapping[str, int], objects: Objects, *, re
     Nor has the version before it, which is to be written whole before, where that takes `renew_bytes`.
     """
     missing_bytes = renew_bytes + sum(size for key, size in needed.items() if not objects.has(key))
-    before = ", the version before it whole among them" if renew_bytes else ""
+    before = "; the version before it is to be written whole first" if renew_bytes else ""
     error = NoRoomForVersion(
         f"no room for version {version} in {objects.folder}: "
-        f"{missing_bytes} bytes needed{before}, {objects.free_bytes()} free",
+        f"{missing_bytes} bytes needed, {objects.free_bytes()} free{before}",
         expected="room for three times the model, and for versions that are pinned",
         to_do="unpin versions, free some of the disk, or open the folder with a larger limit, `bytes_max` or "
         "`--disk-gb` of `rose relay`, and try it again",
