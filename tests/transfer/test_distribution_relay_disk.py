@@ -167,12 +167,7 @@ def test_none_goes_for_less_than_the_whole_version_takes(memory_path: Path, monk
             here.relay(port, keep=100) as relay,
         ):
             await has(relay, 1)
-            history[2] = first_weights(2)
-            # The last bucket, which is small, is the only one that is another one.
-            history[2][:-1] = history[1][:-1]
-            store.publish(2, PACKING, history[2])
-            outlet.announce_newest()
-            await has(relay, 2)
+            await has(relay, publish_whole(store, outlet, history))
             disk.leave(2 * BLOCK_BYTES)
             version = publish_whole(store, outlet, history)
             await refused_often(here, version, 3)

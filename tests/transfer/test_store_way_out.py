@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_tools import changed, same
+from store_tools import changed, same, whole_files
 
 from rose.simulator.small_model import PACKING, Bits, first_weights
 from rose.waits import WaitBoard
@@ -51,6 +51,12 @@ def test_whole_is_written_only_where_that_helps(rooms: Rooms, step: int) -> None
         assert how is How.STEPS
     elif how is not How.STEPS:
         assert rooms.room >= 2 * WHOLE
+
+
+def test_a_version_is_not_renewed_where_the_way_that_there_is_is_shorter() -> None:
+    """That one would be taken in its place, whatever its manifests take."""
+    assert how_to_store(500, Rooms(newest=1100, way=900, whole=WHOLE, room=2500)) is How.WHOLE
+    assert how_to_store(500, Rooms(newest=1100, way=1001, whole=WHOLE, room=2500)) is How.RENEWED
 
 
 def publish(store: Store, version: int, weights: list[Bits]) -> None:
@@ -169,5 +175,6 @@ def test_nothing_goes_for_a_renewal_that_a_pin_makes_useless(tmp_path: Path) -> 
         store.publish(5, PACKING, changed(weights, 0.7, rng), base=4)
     assert told.value.renew
     assert "the version before it is to be written whole first" in str(told.value)
+    before = whole_files(tmp_path)
     assert not store.make_room(told.value.objects, renew=True)
-    assert store.versions() == (1, 2, 3, 4)
+    assert whole_files(tmp_path) == before
