@@ -27,6 +27,15 @@ def publish_line(store: Store, versions: int, *, share: float = 0.1, seed: int =
     return history
 
 
+def changed(weights: list[Bits], share: float, rng: np.random.Generator) -> list[Bits]:
+    """Elements with new bits of any kind, each with this probability."""
+    made = []
+    for bits in weights:
+        new = rng.integers(0, 2 ** (8 * bits.itemsize), bits.size, dtype=bits.dtype)
+        made.append(np.where(rng.random(bits.size) < share, new, bits))
+    return made
+
+
 def follow(store: StoreReader, steps: tuple[Step, ...], held: list[Bits] | None, start: str | None) -> list[Bits]:
     """What one has who held `held`, with fingerprint `start`, after applying the objects of `steps`."""
     bits = [one.copy() for one in held or []]

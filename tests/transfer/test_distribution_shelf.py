@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import tempfile
 import threading
 from contextlib import closing
@@ -15,7 +17,7 @@ from store_tools import STRANGERS
 from rose.errors import TransferError
 from rose_transfer.distribution.arrival import Arrival
 from rose_transfer.distribution.shelf import Shelf
-from rose_transfer.store import LostObject, Objects, Store, object_key
+from rose_transfer.store import LostObject, NoRoom, Objects, Store, object_key
 
 CONTENT = bytes(range(256)) * 40
 KEY = object_key(CONTENT)
@@ -55,6 +57,37 @@ def test_a_file_that_is_no_arrival_begins_anew(content: bytes) -> None:
         Path(file.name).write_bytes(content)
         arrival = Arrival(Path(file.name), 100)
         assert arrival.complete_bytes <= max(0, len(content) - 16)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_an_arrival_says_how_much_room_it_lacks(
+    memory_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NoRoom, match="no room for 8192 bytes") as told:
+        Arrival(memory_path / "object", 10_000).room(8_000)
+    assert told.value.needed_bytes == 8192
+    assert told.value.by_quota == (number == errno.EDQUOT)
+
+
+def test_an_arrival_whose_folder_is_gone_says_so_and_not_that_there_is_no_room(memory_path: Path) -> None:
+    with pytest.raises(TransferError, match="look whether its folder was removed") as told:
+        Arrival(memory_path / "gone" / "object", 10).room(5)
+    assert not isinstance(told.value, NoRoom)
+    assert "no room" not in str(told.value)
+
+
+def test_what_is_missing_takes_whole_blocks_and_what_is_reserved_is_not_missing(memory_path: Path) -> None:
+    shelf = Shelf(memory_path, None)
+    keep(shelf, b"here")
+    arriving = object_key(b"arriving")
+    shelf.arrival(arriving, 10_000).room(5_000)
+    wanted = {object_key(b"here"): 4, arriving: 5_000, object_key(b"one"): 1, object_key(b"two"): 4_090}
+    assert shelf.missing_bytes(wanted) == 4096 + 8192
+    assert shelf.missing_bytes({object_key(b"unknown"): None}) == 4096
 
 
 def test_an_object_larger_than_it_may_be_has_no_room(memory_path: Path) -> None:

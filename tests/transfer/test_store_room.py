@@ -36,6 +36,19 @@ def opened(template: tuple[Path, dict[int, list[Bits]]], folder: Path, bytes_max
     return Store(folder, bytes_max=bytes_max)
 
 
+def publishes(store: Store, new: list[Bits], refused: NoRoomForVersion) -> bool:
+    """Whether room is made for the next version, as a publisher makes it; then it is there."""
+    version, base = store.versions()[-1] + 1, store.newest
+    while store.make_room(refused.objects, renew=refused.renew):
+        try:
+            store.publish(version, PACKING, new, base=base)
+        except NoRoomForVersion as again:
+            refused = again
+        else:
+            return True
+    return False
+
+
 @pytest.mark.parametrize("pinned", [(), (1,), (2, 4)], ids=["nothing pinned", "the oldest one", "two of them"])
 @pytest.mark.parametrize("share", [0.02, 0.9], ids=["a small step", "a large one"])
 def test_whatever_the_limit_versions_go_only_if_that_helps(
@@ -45,6 +58,8 @@ def test_whatever_the_limit_versions_go_only_if_that_helps(
     new = moved(history[VERSIONS], share, NEW)
     used = StoreReader(template[0]).objects.used_bytes
     went: list[int] = []
+    # Where a version is written whole, to keep a way out, more go for it than for the step.
+    fewer: dict[bool, list[int]] = {False: [], True: []}
     for bytes_max in range(used // 8, 2 * used, used // 12):
         store = opened(template, tmp_path / "store", bytes_max)
         for version in pinned:
@@ -55,21 +70,22 @@ def test_whatever_the_limit_versions_go_only_if_that_helps(
             went.append(0)
         except NoRoomForVersion as error:
             assert whole_files(store.folder) == before
-            if store.make_room(error.objects):
-                assert store.versions()[-1] == VERSIONS
+            if publishes(store, new, error):
+                assert store.versions()[-2:] == (VERSIONS, NEW)
                 assert {*pinned} <= {*store.versions()}
-                went.append(VERSIONS - len(store.versions()))
-                store.publish(NEW, PACKING, new, base=VERSIONS)
+                went.append(NEW - len(store.versions()))
                 assert store.objects.used_bytes <= bytes_max
             else:
                 assert store.versions() == tuple(range(1, NEW)), "nothing was given up in vain"
                 went.append(-1)
         assert verify(store) == ()
         assert all(same(list(store.read(version)), ({**history, NEW: new})[version]) for version in store.versions())
+        if went[-1] >= 0:
+            fewer[(None, NEW) in {(link.base, link.version) for link in store.links()}].append(went[-1])
         store.close()
     helped = [number for number in went if number >= 0]
     assert went == [-1] * (len(went) - len(helped)) + helped, "with more room it helps no less"
-    assert helped == sorted(helped, reverse=True), "and fewer go"
+    assert all(numbers == sorted(numbers, reverse=True) for numbers in fewer.values()), "and fewer go"
     assert pinned or helped[0] > 0
     assert helped[-1] == 0
     assert went[0] == -1
@@ -101,10 +117,8 @@ def test_shorter_ways_are_made_before_a_version_is_refused(tmp_path: Path) -> No
     new = first_weights(10)
     with pytest.raises(NoRoomForVersion) as told:
         store.publish(10, PACKING, new, base=9)
-    assert store.make_room(told.value.objects)
-    store.publish(10, PACKING, new, base=9)
+    assert publishes(store, new, told.value)
     assert store.versions()[-2:] == (9, 10)
-    assert (None, 9) not in {(link.base, link.version) for link in store.links()}, "there was no room to write it whole"
     assert verify(store) == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from store_tools import PACKING, Bits, moved, publish_line
 
 from rose.errors import TransferError
 from rose_transfer.store import Store, StoreReader, reader
+from rose_transfer.store.roles import Role, hold_alone
 from rose_transfer.store.survey import diff, listing, verify
 
 VERSIONS = 7
@@ -147,3 +149,20 @@ def test_a_store_that_never_rests_is_told_of(store: Store, monkeypatch: pytest.M
     each_look_is_overtaken(monkeypatch, publish)
     with pytest.raises(TransferError, match="changes faster than it can be looked at"):
         StoreReader(store.folder)
+
+
+@pytest.mark.parametrize("relay", [False, True], ids=["a publisher", "a relay"])
+def test_what_helps_is_said_to_whom_it_can_help(tmp_path: Path, relay: bool) -> None:
+    """A relay cannot publish."""
+    if relay:
+        os.close(hold_alone(tmp_path, Role.RELAY))
+    store = Store(tmp_path / "store")
+    publish_line(store, 1)
+    store.close()
+    for found in (tmp_path / "store" / "objects").iterdir():
+        if found.stat().st_size > 2000:
+            found.write_bytes(bytes(found.stat().st_size))
+    told = "\n".join(verify(StoreReader(tmp_path / "store")))
+    assert "no way leads to version 1" in told
+    assert ("publish it again" in told) == (not relay)
+    assert ("remove its folder and start it again" in told) == relay

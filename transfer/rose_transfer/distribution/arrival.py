@@ -19,6 +19,12 @@ from rose.errors import TransferError
 from rose_transfer.store.files import check_file, disk_trouble
 
 _TRAILER = struct.Struct("<QQ")
+_BLOCK_BYTES = 4096
+
+
+def room_bytes(size_bytes: int) -> int:
+    """What the arrival of an object of that size takes of a disk, in whole blocks."""
+    return -(-(size_bytes + _TRAILER.size) // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 class Arrival:
@@ -76,7 +82,7 @@ class Arrival:
 
     def _map(self, size_bytes: int) -> mmap.mmap:
         length = size_bytes + _TRAILER.size
-        with disk_trouble(f"no room for {size_bytes} bytes at {self._path}"):
+        with disk_trouble(f"{self._path} cannot be made for what arrives", room_bytes(size_bytes)):
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 os.ftruncate(descriptor, length)

@@ -94,7 +94,7 @@ class Following:
             self.packings.add(packed_as)
             await self._bring(packed_as, None)
             chosen = None if self._wanted is None else await self._choose(packed_as, self._wanted)
-            await self._bring_all(await self._from_disk(first, _sizes, manifests, chosen))
+            await self._bring_all_or_tell(first, await self._from_disk(first, _sizes, manifests, chosen))
         else:
             ways.check_steps(way, ask.start_fingerprint, [])
         return way
@@ -146,6 +146,15 @@ class Following:
         finally:
             if answer.done() and answer.exception() is not None:
                 self._chosen.pop(key, None)
+
+    async def _bring_all_or_tell(self, first: str, sizes: Mapping[str, int | None]) -> None:
+        """As `_bring_all`. NoRoom tells what all that is missing takes, for room for one of them is of no use."""
+        try:
+            await self._bring_all(sizes)
+        except NoRoom as error:
+            missing_bytes = await self._from_disk(first, self._shelf.missing_bytes, sizes)
+            error.needed_bytes = max(missing_bytes, error.needed_bytes or 0)
+            raise
 
     async def _bring_all(self, sizes: Mapping[str, int | None]) -> None:
         """Some at a time, in their order; a size saves a round trip where it is known."""

@@ -21,9 +21,10 @@ import shutil
 from pathlib import Path
 
 from rose_transfer.distribution.receiver import Fetched
-from rose_transfer.store import Manifest, NoRoom, Objects, Store, manifest
+from rose_transfer.store import Manifest, NoRoom, NoRoomForVersion, Objects, Store, manifest
 from rose_transfer.store.files import disk_trouble, flush_folder
-from rose_transfer.store.room import no_room_for
+from rose_transfer.store.room import no_room_for, sizes_of
+from rose_transfer.store.way_out import How, whole_sizes_max
 
 STORE, ANEW, DROPPED = "store", "anew", "dropped"
 
@@ -54,14 +55,25 @@ def take_in(store: Store, fetched: Fetched) -> None:
     found = _manifests(fetched)
     try:
         for step in found:
+            _check_way_out(store, step, fetched)
             with store.receive(step):
                 for needed in step.object_keys():
                     store.objects.adopt(fetched.objects_folder / needed)
+    except NoRoomForVersion:
+        raise
     except NoRoom as error:
         keys = {key for step in found for key in (step.key, *step.object_keys())}
         arrived = Objects(fetched.objects_folder)
         sizes = {key: arrived.size_bytes(key) or 0 for key in keys}
         raise no_room_for(fetched.version, sizes, store.objects) from error
+
+
+def _check_way_out(store: Store, step: Manifest, fetched: Fetched) -> None:
+    """Raises NoRoomForVersion if the newest version here has to be written whole before that step is taken in."""
+    packing_bytes = Objects(fetched.objects_folder).size_bytes(step.packing) or 0
+    sizes = sizes_of(step, packing_bytes)
+    if store.how_to_store(step, sizes) is How.RENEWED:
+        raise no_room_for(step.version, sizes, store.objects, renew_bytes=sum(whole_sizes_max(step).values()))
 
 
 def take_in_anew(folder: Path, fetched: Fetched, *, bytes_max: int | None) -> None:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -167,7 +168,8 @@ class WeightPublisher:
             try:
                 manifest = await asyncio.to_thread(self._write, version, state_dict, given_up)
             except NoRoomForVersion as error:
-                if given_up.is_set() or not await asyncio.to_thread(self.store.make_room, error.objects):
+                making = partial(self.store.make_room, error.objects, renew=error.renew)
+                if given_up.is_set() or not await asyncio.to_thread(making):
                     raise
             else:
                 self._offer()

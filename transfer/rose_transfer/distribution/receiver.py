@@ -48,6 +48,7 @@ from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import Subscription, log
 from rose_transfer.distribution.way import WayAsk, ask_of
 from rose_transfer.store import BucketId, NoRoom, Packing, manifest
+from rose_transfer.store.files import DiskTrouble
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
 
 _WAYS_MAX = 5
@@ -172,7 +173,9 @@ class Receiver:
                 if attempt == _WAYS_MAX:
                     raise TransferError(
                         f"version {ask.goal} could not be had in {attempt} attempts; the last: {error.what}",
-                        to_do="look at the server's store with `rose weights verify`",
+                        to_do=error.to_do
+                        if isinstance(error, DiskTrouble)
+                        else "look at the server's store with `rose weights verify`",
                     ) from error
                 log.warning("what leads to new weights is asked for again", version=ask.goal, why=str(error))
                 # What is missing once was retired meanwhile; anything else may be damage, and the server is to look.

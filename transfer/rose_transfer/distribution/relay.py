@@ -18,9 +18,9 @@ Invariants
 - A relay that follows itself, at once or over others, says so.
 - `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
-- Where the store has no room for a version, as few of the oldest go as make room for it, and none if none is made: the
-  relay stays where it is. Where the disk is full before all has arrived, the older ones go. Another lineage for which
-  there is no room costs the one that is here nothing.
+- Where the store has no room for a version, or the disk is full before all of it has arrived, as few of the oldest go
+  as make room for it, and none if none is made: the relay stays where it is. Another lineage for which there is no room
+  costs the one that is here nothing.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ from rose_transfer.transport.landing import MemoryLanding
 
 P = ParamSpec("P")
 T = TypeVar("T")
+INCOMING = "incoming"
+_NAMES_BYTES = 2**14
+"""What the store writes beside what has arrived: a manifest, a mark, the file of a way."""
 _FETCH_S = 3600.0
 _STORE_S = 3600.0
 _LOOK_TURNS_MAX = 64
@@ -100,7 +103,7 @@ class Relay:
             self._lock = hold_alone(folder, Role.RELAY)
             opened.callback(os.close, self._lock)
             beside = folder / lineage.STORE / "objects"
-            self._receiver = Receiver(client, folder / "incoming", waits=waits, beside=beside, watch_s=watch_s)
+            self._receiver = Receiver(client, folder / INCOMING, waits=waits, beside=beside, watch_s=watch_s)
             opened.callback(self._receiver.close)
             lineage.settle(folder)
             self.store = self._open_store()
@@ -215,13 +218,19 @@ class Relay:
         await self._in_thread(self.store.collect, self._keep)
 
     def _make_room(self, why: NoRoom) -> bool:
-        """In a thread. Whether old versions went."""
+        """In a thread. Whether there is room that was not there."""
         if isinstance(why, NoRoomForVersion):
-            return self.store.make_room(why.objects)
-        # The disk is full before all has arrived: nobody knows yet how much room that takes.
-        older = self.store.versions()[:-1]
-        log.warning("no room: older versions go", versions=older, why=str(why))
-        return bool(self.store.retire(*older))
+            return self.store.make_room(why.objects, renew=why.renew)
+        if why.needed_bytes is None or not self._one_disk():
+            return False
+        return self.store.make_disk_room(why.needed_bytes + _NAMES_BYTES, by_quota=why.by_quota)
+
+    def _one_disk(self) -> bool:
+        """Whether what goes makes room for what arrives."""
+        try:
+            return len({os.stat(self._folder / name).st_dev for name in (INCOMING, lineage.STORE)}) == 1
+        except OSError:
+            return False
 
     def _offer(self) -> None:
         """Offer what is newest here, and tell of it if it is new."""

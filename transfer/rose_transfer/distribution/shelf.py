@@ -22,14 +22,14 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rose.logs import logger
-from rose_transfer.distribution.arrival import Arrival
+from rose_transfer.distribution.arrival import Arrival, room_bytes
 from rose_transfer.store import LostObject, Objects
-from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_in, strangers_in
+from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_in, is_file, strangers_in
 from rose_transfer.store.objects import is_key
 from rose_transfer.store.roles import Role, hold_alone, is_held
 
@@ -105,6 +105,16 @@ class Shelf:
     def arrival(self, key: str, bytes_max: int) -> Arrival:
         """Where the object of that key is fetched into."""
         return Arrival(self._arriving / key, bytes_max)
+
+    def missing_bytes(self, sizes: Mapping[str, int | None]) -> int:
+        """What the disk must have free for those of these objects that are not here, nor have their room reserved."""
+        missing_bytes = 0
+        for key, size_bytes in sizes.items():
+            if not self.objects.has(key):
+                arriving = self._arriving / key
+                reserved_bytes = arriving.lstat().st_blocks * 512 if is_file(arriving) else 0
+                missing_bytes += max(0, room_bytes(size_bytes or 0) - reserved_bytes)
+        return missing_bytes
 
     def take(self, key: str) -> None:
         """Keep what has arrived whole. Raises LostObject, and removes it, if its hash is another, or TransferError."""

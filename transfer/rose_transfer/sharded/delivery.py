@@ -21,6 +21,7 @@ from rose_transfer.sharded.ranks import LostRank
 from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.room import no_room_for, sizes_of
 from rose_transfer.store.store import Store
+from rose_transfer.store.way_out import How
 
 log = logger("sharded publisher")
 WRITER = 0
@@ -124,7 +125,9 @@ def _have_room(team: Team, manifest: Manifest, store: Store) -> None:
     """Let old versions go if need be, as a WeightPublisher does. Raises NoRoomForVersion if that is of no use."""
     packing_bytes = store.objects.size_bytes(manifest.packing) or len(team.packing.to_bytes())
     needed = sizes_of(manifest, packing_bytes)
-    if not store.objects.would_fit(store.objects.known(), needed) and not store.make_room(needed):
+    renew = store.how_to_store(manifest, needed) is How.RENEWED
+    fits = not renew and store.objects.would_fit(store.objects.known(), needed)
+    if not fits and not store.make_room(needed, renew=renew):
         raise no_room_for(manifest.version, needed, store.objects)
 
 

@@ -36,7 +36,18 @@ _KINDS = {
 
 
 class NoRoom(TransferError):
-    """The disk, or what the store may use of it, is full. Nothing of what was to be written is left."""
+    """The disk, or what the store may use of it, is full. Nothing of what was to be written is left.
+
+    `needed_bytes` is what the disk lacked room for, None where nobody knows; `by_quota` where that is no matter of
+    what the disk has free.
+    """
+
+    needed_bytes: int | None = None
+    by_quota: bool = False
+
+
+class DiskTrouble(TransferError):
+    """A disk of this host fails, or a folder was taken away; it is not full."""
 
 
 class NotAFile(OSError):
@@ -44,15 +55,25 @@ class NotAFile(OSError):
 
 
 @contextlib.contextmanager
-def disk_trouble(doing: str) -> Iterator[None]:
-    """Raises NoRoom or another TransferError for an OSError; `doing` is what could not be done."""
+def disk_trouble(doing: str, needed_bytes: int | None = None) -> Iterator[None]:
+    """Raises NoRoom or DiskTrouble for an OSError; `doing` is what could not be done, with so many bytes."""
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        forbidden = error.errno in (errno.EACCES, errno.EPERM)
-        to_do = "look at whose it is, and at its mode" if forbidden else "look at the disk"
-        raise (NoRoom if full else TransferError)(f"{doing}: {error}", to_do=to_do) from error
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise DiskTrouble(f"{doing}: {error}", to_do=_to_do(error)) from error
+        lacking = "" if needed_bytes is None else f"no room for {needed_bytes} bytes: "
+        no_room = NoRoom(f"{lacking}{doing}: {error}", to_do="free some of the disk")
+        no_room.needed_bytes, no_room.by_quota = needed_bytes, error.errno == errno.EDQUOT
+        raise no_room from error
+
+
+def _to_do(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return "look at whose it is, and at its mode"
+    if error.errno in (errno.ENOENT, errno.ESTALE):
+        return "look whether its folder was removed: then end what uses it, and start that again"
+    return "look at the disk"
 
 
 def check_file(path: Path) -> None:

@@ -4,7 +4,8 @@ Invariants
 - Nothing that leads to a kept version is removed before what takes its place is on disk.
 - Versions go for a new one only where that makes room for it: as few of the oldest as that takes. Pinned ones and the
   newest one stay.
-- Shorter ways are made where there is room, and are no reason for a version to go.
+- Shorter ways are made where there is room, and are no reason for a version to go; but the newest one is written whole
+  before the room for that is gone, see `way_out`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from rose_transfer.store.files import Bytes
 from rose_transfer.store.held import Held
 from rose_transfer.store.manifest import RAW, ZSTD, BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject
-from rose_transfer.store.packing import Bucket
-from rose_transfer.store.reader import log
+from rose_transfer.store.packing import Bucket, Packing
+from rose_transfer.store.reader import Bits, log
+from rose_transfer.store.way_out import How, Rooms, how_to_store, whole_sizes_max
 from rose_transfer.store.writer import StoreWriter
 
 
@@ -72,14 +74,17 @@ class StoreKeeper(StoreWriter):
             self._remove_unneeded()
             return gone
 
-    def make_room(self, needed: Mapping[str, int]) -> bool:
+    def make_room(self, needed: Mapping[str, int], *, renew: bool = False) -> bool:
         """Retire what it takes for a version to have room whose objects, by key, have these bytes.
 
-        Whether it has room now that it had not; nothing was given up if not.
+        With `renew`, write the newest version whole before, and retire what that takes. Whether there is room now that
+        was not there; nothing was given up if not.
         """
         with self._alone():
-            if not self.objects.would_fit((), needed):
+            if not self.objects.would_fit((), needed) or (renew and not self._renew(needed)):
                 return False
+            if renew and self.objects.would_fit(self.objects.known(), needed):
+                return True
             before_bytes = self.objects.used_bytes
             leaving = self._leaving_for(needed, at_least=1)
             if leaving is None:
@@ -95,6 +100,70 @@ class StoreKeeper(StoreWriter):
             self._merge_all(chain.mergeable(self.links(), self.versions()))
             self._remove_unneeded()
             return leaving is not None and self.objects.used_bytes < before_bytes
+
+    def make_disk_room(self, needed_bytes: int, *, by_quota: bool = False) -> bool:
+        """Retire what it takes for the disk to have that much free, outside of the store too.
+
+        With `by_quota`, what goes has to free all of it, for what the disk has free is not ours. Whether there is room
+        now; nothing was given up if not.
+        """
+        with self._alone():
+            free_bytes = 0 if by_quota else self.objects.disk_free_bytes()
+            may_go, known = self._may_go(), set(self.objects.known())
+
+            def fits(count: int) -> bool:
+                staying = self._objects_of(self._needed(set(self.versions()) - set(may_go[:count])))
+                return free_bytes + self.objects.freed_bytes(known - staying) >= needed_bytes
+
+            count = bisect_left(range(len(may_go) + 1), True, key=fits)
+            if count > len(may_go):
+                return False
+            if count:
+                log.warning("the disk is full: the oldest versions go", versions=may_go[:count], bytes=needed_bytes)
+            self._let_go(may_go[:count])
+            self._remove_unneeded()
+            return True
+
+    def how_to_store(self, made: Manifest, sizes: Mapping[str, int]) -> How:
+        """How the version of `made` is to be stored, whose objects have these sizes: see `way_out`."""
+        newest = self.newest
+        if made.base is None or newest is None:
+            return How.STEPS
+        room_bytes, block_bytes = self.objects.room_bytes()
+        packing_bytes = sizes[made.packing]
+        way = chain.find_route(self.links(), None, newest)
+
+        def written(objects: Mapping[str, int]) -> int:
+            # The mark and the file of the way are no objects, and take a block each.
+            return sum(objects.values()) + (len(objects) + 2) * block_bytes
+
+        rooms = Rooms(
+            newest=self.objects.bytes_of(self._objects_of(self._needed({newest})) - {made.packing}),
+            way=0 if way is None else chain.route_bytes(way),
+            whole=written(whole_sizes_max(made)),
+            room=room_bytes - packing_bytes,
+        )
+        return how_to_store(written(sizes) - packing_bytes, rooms)
+
+    def _renew(self, needed: Mapping[str, int]) -> bool:
+        """Write the newest version whole, if that makes room for `needed`, and retire what it takes. Whether it was."""
+        newest = self.newest
+        made = next((found for found in self._manifests.values() if found.version == newest), None)
+        if newest is None or made is None or (newest, None) in self._manifests:
+            return False
+        whole, pinned = whole_sizes_max(made), self._pinned - {newest}
+        # From what is pinned one goes on to the newest version by the way that there is.
+        staying = self._objects_of(self._needed({newest, *pinned})) if pinned else set[str]()
+        leaving = self._leaving_for(whole, at_least=0)
+        if leaving is None or not self.objects.would_fit(staying, {**whole, **needed}):
+            return False
+        if leaving:
+            log.warning("no room: the oldest versions go", versions=leaving, to_write_whole=newest)
+        self._let_go(leaving)
+        self._remove_unneeded()
+        self._write_whole(newest)
+        self._remove_unneeded()
+        return (newest, None) in self._manifests
 
     def _may_go(self) -> tuple[int, ...]:
         """The versions that a new one may take the place of, oldest first."""
@@ -160,14 +229,20 @@ class StoreKeeper(StoreWriter):
             packing = self.packing(version) if held is None else held.packing
             buckets = self.read(version) if held is None else map(held.buckets.__getitem__, range(len(packing.buckets)))
             key = self.objects.put(packing.to_bytes())
-            entries = tuple(
-                self._store_delta(bucket, overwrite(bits, bucket_hash(bits)), 0, self.objects.put)
-                for bucket, bits in zip(packing.buckets, buckets, strict=True)
-            )
-            self._write_manifest(Manifest(version, None, "overwrite", key, entries))
+            self._write_manifest(self._whole(version, packing, key, buckets, self.objects.put))
         except TransferError as error:
             log.warning("a version is not written whole", version=version, why=str(error))
             self._remove_unreferenced()
+
+    def _whole(
+        self, version: int, packing: Packing, key: str, buckets: Iterable[Bits], put: Callable[[Bytes], str]
+    ) -> Manifest:
+        """That of a version without a base, all of whose deltas are `put`; its packing has that key."""
+        entries = tuple(
+            self._store_delta(bucket, overwrite(bits, bucket_hash(bits)), 0, put)
+            for bucket, bits in zip(packing.buckets, buckets, strict=True)
+        )
+        return Manifest(version, None, "overwrite", key, entries)
 
     def _merge_all(self, routes: Iterable[Route]) -> None:
         """Make one link of each route, all of whose hops have one direction and one mode, where there is room."""

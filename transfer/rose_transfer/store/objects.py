@@ -11,6 +11,7 @@ A key is no secret and no permission; it makes an object safe to take from anybo
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -79,9 +80,37 @@ class Objects:
 
     def free_bytes(self) -> int:
         """What may still be written, by the limit and by the disk. Raises TransferError if the disk fails."""
-        with disk_trouble(f"{self._folder} cannot be looked at"):
-            free_bytes = shutil.disk_usage(self._folder).free
+        free_bytes = self.disk_free_bytes()
         return free_bytes if self._bytes_max is None else max(0, min(free_bytes, self._bytes_max - self._used))
+
+    def room_bytes(self) -> tuple[int, int]:
+        """What all objects may take together, were there nothing yet, and how much more than its bytes each may take.
+
+        By the limit, or by the disk if that has less, as far as one can know. Raises TransferError if the disk fails.
+        """
+        disk_bytes = self.disk_free_bytes() + self._used
+        if self._bytes_max is not None and self._bytes_max <= disk_bytes:
+            return self._bytes_max, 0
+        return disk_bytes, _BLOCK_BYTES
+
+    def bytes_of(self, keys: Collection[str]) -> int:
+        """What these objects take, as far as they are here."""
+        with self._guard:
+            return sum(self._sizes.get(key, 0) for key in keys)
+
+    def freed_bytes(self, keys: Collection[str]) -> int:
+        """What the disk has more once these objects are removed: nothing for one that lies elsewhere as well."""
+        freed_bytes = 0
+        for key in keys:
+            with disk_trouble(f"object {key[:12]} cannot be looked at"), contextlib.suppress(FileNotFoundError):
+                found = self._path(key).lstat()
+                freed_bytes += found.st_blocks * 512 if found.st_nlink == 1 else 0
+        return freed_bytes
+
+    def disk_free_bytes(self) -> int:
+        """Raises TransferError if the disk fails."""
+        with disk_trouble(f"{self._folder} cannot be looked at"):
+            return shutil.disk_usage(self._folder).free
 
     def would_fit(self, staying: Collection[str], more: Mapping[str, int]) -> bool:
         """Whether objects of these bytes, by key, have room where only `staying` ones are left of those here.
@@ -94,8 +123,7 @@ class Objects:
         new = [size for key, size in more.items() if key not in left]
         if self._bytes_max is not None and sum(left.values()) + sum(new) > self._bytes_max:
             return False
-        with disk_trouble(f"{self._folder} cannot be looked at"):
-            disk_bytes = shutil.disk_usage(self._folder).free
+        disk_bytes = self.disk_free_bytes()
         return sum(new) + len(new) * _BLOCK_BYTES <= disk_bytes + freed_bytes
 
     def known(self) -> tuple[str, ...]:

@@ -36,6 +36,7 @@ from rose_transfer.store.files import NotAFile, check_file, disk_trouble, files_
 from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.objects import LostObject, Objects
 from rose_transfer.store.packing import Packing
+from rose_transfer.store.roles import Role, told_role
 
 log = logger("weight store")
 Bits = NDArray[np.unsignedinteger[Any]]
@@ -277,9 +278,11 @@ class StoreReader:
             raise TransferError("its packing is not there")
 
     def _lost(self, version: int) -> TransferError:
-        return TransferError(
-            f"no way leads to version {version} in {self.folder} any more", to_do="publish it again under a new number"
-        )
+        publish = "publish it again under a new number"
+        # A relay cannot: what it has comes from elsewhere.
+        fetch = "end the relay, remove its folder and start it again: it fetches the newest version anew"
+        to_do = fetch if told_role(self.folder.parent) is Role.RELAY else publish
+        return TransferError(f"no way leads to version {version} in {self.folder} any more", to_do=to_do)
 
 
 def delta_of(found: Manifest, entry: BucketEntry, data: bytes) -> Delta:

@@ -19,7 +19,7 @@ from enum import Enum
 from pathlib import Path
 
 from rose.errors import TransferError
-from rose_transfer.store.files import disk_trouble, files_in
+from rose_transfer.store.files import check_file, disk_trouble, files_in
 from rose_transfer.store.objects import is_key
 
 _TEXT_BYTES = 64
@@ -87,6 +87,20 @@ def hold_alone(folder: Path, role: Role) -> int:
             raise
         _held[descriptor] = _file(descriptor)
     return descriptor
+
+
+def told_role(folder: Path) -> Role | None:
+    """The role that the lock of `folder` tells; None if it tells none, or cannot be read."""
+    path = folder / "lock"
+    try:
+        check_file(path)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _read(descriptor)[1]
+    finally:
+        os.close(descriptor)
 
 
 def is_held(descriptor: int) -> bool:

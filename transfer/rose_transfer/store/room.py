@@ -10,21 +10,30 @@ from rose_transfer.store.objects import Objects, object_key
 
 
 class NoRoomForVersion(NoRoom):
-    """`objects` has the bytes of all that the version is made of, by key."""
+    """`objects` has the bytes of all that the version is made of, by key.
+
+    `renew` says that the newest version has to be written whole first, lest the next one have no room.
+    """
 
     objects: Mapping[str, int] = {}
+    renew: bool = False
 
 
-def no_room_for(version: int, needed: Mapping[str, int], objects: Objects) -> NoRoomForVersion:
-    """The error that a version which is made of `needed` has no room in `objects`."""
-    missing_bytes = sum(size for key, size in needed.items() if not objects.has(key))
+def no_room_for(version: int, needed: Mapping[str, int], objects: Objects, *, renew_bytes: int = 0) -> NoRoomForVersion:
+    """The error that a version which is made of `needed` has no room in `objects`.
+
+    Nor has the version before it, which is to be written whole before, where that takes `renew_bytes`.
+    """
+    missing_bytes = renew_bytes + sum(size for key, size in needed.items() if not objects.has(key))
+    before = "; the version before it is to be written whole first" if renew_bytes else ""
     error = NoRoomForVersion(
-        f"no room for version {version} in {objects.folder}: {missing_bytes} bytes needed, {objects.free_bytes()} free",
+        f"no room for version {version} in {objects.folder}: "
+        f"{missing_bytes} bytes needed, {objects.free_bytes()} free{before}",
         expected="room for three times the model, and for versions that are pinned",
         to_do="unpin versions, free some of the disk, or open the folder with a larger limit, `bytes_max` or "
         "`--disk-gb` of `rose relay`, and try it again",
     )
-    error.objects = dict(needed)
+    error.objects, error.renew = dict(needed), renew_bytes > 0
     return error
 
 

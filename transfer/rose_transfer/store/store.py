@@ -28,6 +28,7 @@ from rose_transfer.store.manifest import BucketEntry, Manifest
 from rose_transfer.store.packing import Packing
 from rose_transfer.store.reader import Bits, Step, log
 from rose_transfer.store.room import NewObjects, no_room_for, sizes_of
+from rose_transfer.store.way_out import How, whole_sizes_max
 
 
 class Store(StoreKeeper):
@@ -60,7 +61,8 @@ class Store(StoreKeeper):
             held = self._take_held(base, packing)
             new = NewObjects(self.objects)
             try:
-                published = self._write_buckets(version, packing, buckets, held, new)
+                steps = self._write_buckets(version, packing, buckets, held, new)
+                published, new = self._with_way_out(steps, held, new)
                 self._write_names(published, new)
             except BaseException:
                 self._remove_unneeded()
@@ -184,6 +186,25 @@ class Store(StoreKeeper):
         if len(entries) < len(packing.buckets):
             raise ValueError(f"{len(entries)} buckets, not the {len(packing.buckets)} of the packing")
         return Manifest(version, base, "overwrite" if base is None else "steps", key, tuple(entries))
+
+    def _with_way_out(self, made: Manifest, held: Held, new: NewObjects) -> tuple[Manifest, NewObjects]:
+        """The version that `held` has, whose `new` objects were put, or the same one whole: see `way_out`.
+
+        Raises NoRoomForVersion if the newest one has to be written whole first.
+        """
+        needed = sizes_of(made, new.sizes[made.packing])
+        how = self.how_to_store(made, needed)
+        if how is How.STEPS:
+            return made, new
+        self._remove_unneeded()
+        if how is How.RENEWED:
+            whole_bytes = sum(whole_sizes_max(made).values())
+            raise no_room_for(made.version, needed, self.objects, renew_bytes=whole_bytes)
+        log.warning("no room for more deltas: a version is written whole", version=made.version)
+        new = NewObjects(self.objects)
+        key = new.put(held.packing.to_bytes())
+        buckets = map(held.buckets.__getitem__, range(len(held.packing.buckets)))
+        return self._whole(made.version, held.packing, key, buckets, new.put), new
 
     def _write_names(self, made: Manifest, new: NewObjects) -> None:
         """Have the version there whose objects `new` has put. Raises NoRoomForVersion."""

@@ -3,17 +3,20 @@
 Invariants
 - A size is what a server says: one that cannot be is an error of ours, before anything of that size is made.
 - A file's whole room is reserved on disk before its first byte is written: a full disk is an error in `room`, never
-  a signal in the middle of a copy.
+  a signal in the middle of a copy. Whatever else is wrong with the disk is not told as if it were full.
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
 from pathlib import Path
 
 from rose.errors import TransferError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class MemoryLanding:
@@ -78,6 +81,10 @@ class FileLanding:
             finally:
                 os.close(descriptor)
         except (OSError, OverflowError) as error:
+            if isinstance(error, OSError) and error.errno not in _FULL:
+                raise TransferError(
+                    f"nothing can be put at {self.path}: {error}", to_do="look at that folder, or choose another one"
+                ) from error
             free = shutil.disk_usage(self.path.parent).free if self.path.parent.is_dir() else 0
             raise TransferError(
                 f"no room for {size_bytes} bytes at {self.path}: {error}",
