@@ -89,7 +89,7 @@ def _import_ray() -> Any:
         import ray
         from ray._private import worker
     except ImportError as error:
-        raise ClusterError(f"Ray cannot be imported: {error}", to_do="pip install 'rose-rl[train]'") from error
+        raise ClusterError(f"Ray cannot be imported: {error}", to_do="pip install 'ray>=2.60,<3'") from error
     if ray.is_initialized():
         raise ClusterError("this process has a Ray cluster already", to_do="run one job in a process")
     logging.getLogger("ray").setLevel(logging.ERROR)
