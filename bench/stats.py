@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from rose.workload.latencies import quantile as of_ordered
+
 MIN_PAIRS = 5
 
 
@@ -17,11 +19,7 @@ def quantile(values: Sequence[float], fraction: float) -> float:
     """
     if not values or not 0 <= fraction <= 1:
         raise ValueError(f"quantile {fraction} of {len(values)} values")
-    ordered = sorted(values)
-    at = fraction * (len(ordered) - 1)
-    below = int(at)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (at - below) * (ordered[above] - ordered[below])
+    return of_ordered(sorted(values), fraction)
 
 
 def iqr(values: Sequence[float]) -> float:

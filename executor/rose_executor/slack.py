@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rose.errors import ConfigError
+from rose.slo import Slo
 from rose_executor.board_states import ServingState
 
 _FIRST_TOKENS = 8
@@ -31,18 +32,6 @@ _FIRST_TOKENS = 8
 _SEQS_WINDOW_S = 10.0
 _TRIAL_EVERY_S = 1.0
 _TRIAL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Targets of the serving engine: time to the first token, and from each token to the next. Raises ConfigError."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.ttft_s < math.inf and 0 < self.tpot_s < math.inf):
-            raise ConfigError(f"no SLO: ttft_s = {self.ttft_s}, tpot_s = {self.tpot_s}", expected="seconds above 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ Invariants
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from rose.errors import ConfigError
+from rose.slo import Slo
 from rose.workload.load_record import LoadRecord, Outcome
 
 T = TypeVar("T")
@@ -23,29 +23,6 @@ T = TypeVar("T")
 # ROSE's margins over the p99 of serving alone (arXiv 2605.06534).
 TTFT_FACTOR = 1.6
 TPOT_FACTOR = 1.27
-
-
-@dataclass(frozen=True, slots=True)
-class Slo:
-    """Upper bounds in seconds, per request: time to first token, and mean time per token after it."""
-
-    ttft_s: float
-    tpot_s: float
-
-    def __post_init__(self) -> None:
-        if not all(math.isfinite(one) and one > 0 for one in (self.ttft_s, self.tpot_s)):
-            raise ConfigError(f"an SLO of {self.ttft_s} s and {self.tpot_s} s", expected="finite times above 0")
-
-    def ttft_met(self, record: LoadRecord) -> bool:
-        completed = record.outcome is Outcome.COMPLETED
-        return completed and record.ttft_s is not None and record.ttft_s <= self.ttft_s
-
-    def tpot_met(self, record: LoadRecord) -> bool:
-        """A completed answer of a single token has no time per token, and keeps the bound."""
-        return record.outcome is Outcome.COMPLETED and (record.tpot_s is None or record.tpot_s <= self.tpot_s)
-
-    def met(self, record: LoadRecord) -> bool:
-        return self.ttft_met(record) and self.tpot_met(record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +106,20 @@ def attained(records: Iterable[LoadRecord], slo: Slo) -> Attainment:
     judged = [record for record in records if record.judges_engine]
     return Attainment(
         requests=len(judged),
-        met=sum(slo.met(record) for record in judged),
-        ttft_met=sum(slo.ttft_met(record) for record in judged),
-        tpot_met=sum(slo.tpot_met(record) for record in judged),
+        met=sum(ttft_met(record, slo) and tpot_met(record, slo) for record in judged),
+        ttft_met=sum(ttft_met(record, slo) for record in judged),
+        tpot_met=sum(tpot_met(record, slo) for record in judged),
     )
+
+
+def ttft_met(record: LoadRecord, slo: Slo) -> bool:
+    completed = record.outcome is Outcome.COMPLETED
+    return completed and record.ttft_s is not None and record.ttft_s <= slo.ttft_s
+
+
+def tpot_met(record: LoadRecord, slo: Slo) -> bool:
+    """A completed answer of a single token has no time per token, and keeps the bound."""
+    return record.outcome is Outcome.COMPLETED and (record.tpot_s is None or record.tpot_s <= slo.tpot_s)
 
 
 def slo_from(alone: LatencySummary, ttft_factor: float = TTFT_FACTOR, tpot_factor: float = TPOT_FACTOR) -> Slo:

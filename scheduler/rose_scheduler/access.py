@@ -6,30 +6,30 @@ The token is read from a file, never from an argument, where everybody on the ho
 from __future__ import annotations
 
 import hmac
-import stat
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from rose.errors import ConfigError
+from rose.small_file import read_small_file
 
 TOKEN_CHARS_MIN = 16
 HEADER = "authorization"
+_FILE_BYTES_MAX = 4096
+_EXPECTED = "a file with the scheduler's token"
 _TO_DO = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 
 
 def read_token(file: Path) -> str:
     """The token in a file, without the white space around it. Raises ConfigError if it is none, or no secret."""
+    found = read_small_file(file, _FILE_BYTES_MAX, _EXPECTED)
     try:
-        mode = stat.S_IMODE(file.stat().st_mode)
-        token = file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file} cannot be read: {error}", expected="a file with the scheduler's token", to_do=_TO_DO
-        ) from error
-    if mode & 0o077:
-        raise ConfigError(f"{file}: mode {mode:04o}", expected="mode 0600", to_do=f"chmod 600 {file}")
+        token = found.content.decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} cannot be read: {error}", expected=_EXPECTED, to_do=_TO_DO) from error
+    if found.mode & 0o077:
+        raise ConfigError(f"{file}: mode {found.mode:04o}", expected="mode 0600", to_do=f"chmod 600 {file}")
     if len(token) < TOKEN_CHARS_MIN or not token.isprintable() or " " in token:
         raise ConfigError(
             f"{file}: a token of {len(token)} characters",

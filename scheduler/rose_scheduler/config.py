@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from rose import keys, toml
 from rose.config import AnyPath, Seconds
 from rose.errors import ConfigError
+from rose.small_file import read_small_file
 from rose_scheduler.limits import Limits
 
 _DEFAULT = Limits()
@@ -87,6 +88,8 @@ def load_config(file: Path | None, flags: Mapping[str, object]) -> SchedulerConf
 
 
 _PATHS = ("out", "token_file")
+_FILE_BYTES_MAX = 2**20
+_EXPECTED = "a scheduler's file in TOML"
 
 
 def _is_text(value: object) -> bool:
@@ -94,7 +97,8 @@ def _is_text(value: object) -> bool:
 
 
 def _read(file: Path) -> dict[str, object]:
+    content = read_small_file(file, _FILE_BYTES_MAX, _EXPECTED).content
     try:
-        return toml.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: {error}", expected="a scheduler's file in TOML", to_do="check the path") from error
+        return toml.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}", expected=_EXPECTED, to_do="mend that line") from error

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from rose.slo import Slo
 from rose_executor.board_states import GuestState, Quota, Reading, ServingState
 from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked, Write
-from rose_executor.slack import SlackPolicy, Slo
+from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64)
 BUSY = ServingState(9, 2, 0, 0.0, 0.0, 0.06, 10, 5, 100)

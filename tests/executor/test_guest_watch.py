@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from rose.errors import ClusterError
+from rose.slo import Slo
 from rose_executor.board import GUEST, QUOTA, SERVING, BoardReader, HalfWriter
 from rose_executor.board_states import GuestState, Quota, ServingState
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.partition_terms import Partition, Role
-from rose_executor.slack import SlackPolicy, Slo
+from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64, regrow_s=0.0)
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import ConfigError
+from rose.slo import Slo
 from rose_executor.board_states import ServingState
-from rose_executor.slack import Allowance, SlackAdmission, SlackPolicy, Slo, slack_s
+from rose_executor.slack import Allowance, SlackAdmission, SlackPolicy, slack_s
 from rose_executor.step_profile import StepProfile
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05)

@@ -253,6 +253,19 @@ def test_a_token_that_is_no_secret_is_refused(tmp_path: Path, text: str | None, 
     assert TOKEN not in str(caught.value)
 
 
+def test_a_token_file_that_never_ends_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "long").write_text("x" * 5000)
+    for file in (Path("/dev/zero"), tmp_path / "pipe", tmp_path, tmp_path / "long"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            read_token(file)
+
+
+def test_a_file_of_settings_that_never_ends_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="no regular file"):
+        load_config(Path("/dev/zero"), {})
+
+
 def test_a_token_is_read_without_the_white_space_around_it(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f" {TOKEN}\n")

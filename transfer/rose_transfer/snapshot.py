@@ -24,6 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from rose.errors import ConfigError, TransferError
+from rose_transfer.full_disk import is_full
 from rose_transfer.layout.checkpoint import checkpoint_parameters
 
 WEIGHTS = "model.safetensors"
@@ -161,7 +162,7 @@ def _flush(path: Path) -> None:
 
 
 def _write_failed(error: OSError, root: Path, version: int, needed: int) -> TransferError:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not is_full(error):
         return TransferError(f"cannot write version {version} to {root}: {error}")
     free = shutil.disk_usage(root).free
     return TransferError(

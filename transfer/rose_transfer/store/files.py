@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rose.errors import TransferError
 from rose.logs import logger
+from rose_transfer.full_disk import is_full
 
 log = logger("weight store")
 Bytes = bytes | bytearray | memoryview
@@ -60,7 +61,7 @@ def disk_trouble(doing: str, needed_bytes: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if not is_full(error):
             raise DiskTrouble(f"{doing}: {error}", to_do=_to_do(error)) from error
         lacking = "" if needed_bytes is None else f"no room for {needed_bytes} bytes: "
         no_room = NoRoom(f"{lacking}{doing}: {error}", to_do="free some of the disk")

@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rose.errors import TransferError
+from rose_transfer.full_disk import is_full
 from rose_transfer.store.files import (
     DRAFT_PREFIX,
     Bytes,
@@ -163,7 +164,7 @@ class Objects:
                 self._count(key, earlier)
                 raise
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
                 raise TransferError(f"cannot write an object to {self._folder}: {error}") from error
             free = shutil.disk_usage(self._folder).free
             raise NoRoom(

@@ -5,12 +5,11 @@ A token is read from a file, never from an argument, where everybody on the host
 
 from __future__ import annotations
 
-import os
 import ssl
-import stat
 from pathlib import Path
 
 from rose.errors import ConfigError
+from rose.small_file import read_small_file
 from rose_transfer.transport.auth import checked_token
 
 _TOKEN_FILE_BYTES_MAX = 4096
@@ -24,7 +23,7 @@ _AUTHORITY = "a PEM certificate to trust"
 def read_token(file: Path) -> str:
     """The token in a file, without the white space around it. Raises ConfigError if it cannot be one."""
     try:
-        token = _read(file, _TOKEN_FILE_BYTES_MAX, _TOKEN).decode().strip()
+        token = read_small_file(file, _TOKEN_FILE_BYTES_MAX, _TOKEN).content.decode().strip()
     except UnicodeDecodeError as error:
         raise ConfigError(f"{file} cannot be read: {error}", expected=_TOKEN) from error
     try:
@@ -50,7 +49,7 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """For a server that has this certificate (PEM, with its chain). Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     for file in (certificate, key):
-        _read(file, _PEM_BYTES_MAX, _OWN_CERTIFICATE)
+        read_small_file(file, _PEM_BYTES_MAX, _OWN_CERTIFICATE)
     try:
         # Without a passphrase, who starts a service would be asked for one, perhaps where nobody sits.
         context.load_cert_chain(certificate, key, password="")
@@ -62,32 +61,12 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 def client_tls(authority: Path) -> ssl.SSLContext:
     """For a client that trusts this authority alone (PEM). Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _read(authority, _PEM_BYTES_MAX, _AUTHORITY)
+    read_small_file(authority, _PEM_BYTES_MAX, _AUTHORITY)
     try:
         context.load_verify_locations(authority)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{authority} cannot be used: {error}", expected=_AUTHORITY) from error
     return context
-
-
-def _read(file: Path, bytes_max: int, expected: str) -> bytes:
-    """All of a small file. Raises ConfigError at once for what is none: a pipe or a device may never end."""
-    try:
-        # Not to wait for who writes to a pipe.
-        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{file} cannot be read: it is no regular file", expected=expected)
-            with open(descriptor, "rb", closefd=False) as opened:
-                content = opened.read(bytes_max + 1)
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{file} cannot be read: {why}", expected=expected, to_do="check the path") from error
-    if len(content) > bytes_max:
-        raise ConfigError(f"{file} cannot be read: it has more than {bytes_max} bytes", expected=expected)
-    return content
 
 
 def _is_host(host: str) -> bool:

@@ -8,15 +8,13 @@ Invariants
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 import shutil
 from pathlib import Path
 
 from rose.errors import TransferError
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+from rose_transfer.full_disk import is_full
 
 
 class MemoryLanding:
@@ -81,7 +79,7 @@ class FileLanding:
             finally:
                 os.close(descriptor)
         except (OSError, OverflowError) as error:
-            if isinstance(error, OSError) and error.errno not in _FULL:
+            if isinstance(error, OSError) and not is_full(error):
                 raise TransferError(
                     f"nothing can be put at {self.path}: {error}", to_do="look at that folder, or choose another one"
                 ) from error
