@@ -94,19 +94,28 @@ def run(
 
 
 @app.command()
-def demo(dry_run: DryRunOption = False, out: OutOption = Path("runs"), plain: PlainOption = False) -> None:
-    """Run the demo: a small model learns FrozenLake.
+def demo(
+    dry_run: DryRunOption = False,
+    out: OutOption = Path("runs"),
+    plain: PlainOption = False,
+    trace: Annotated[
+        str | None, typer.Option("--trace", metavar="TRACE", help="What serving bears: a file, or a shipped one.")
+    ] = None,
+) -> None:
+    """Run the demo: a small model learns on what a serving engine leaves.
 
-    A few minutes on two CPU cores.
+    A serving engine bears a minute of a real trace alone, then again and again while it lends its idle time to the
+    rollouts of a small model that learns FrozenLake. Eight minutes or so on two CPU cores.
 
     \b
     Examples:
       rose demo
-      rose demo --out /tmp/runs
+      rose demo --out /tmp/runs --plain
+      rose demo --trace azure_2023_code
     """
-    from rose.cli.run import demo_command
+    from rose.cli.demo import demo_command
 
-    demo_command(out=out, dry_run=dry_run, plain=plain)
+    demo_command(out=out, dry_run=dry_run, plain=plain, trace=trace)
 
 
 @app.command()
