@@ -192,6 +192,7 @@ def test_a_shut_gate_stops_the_very_step_and_the_engine_still_answers(guest: Gue
             stopped = await guest.taken(shut)
             total = guest.engine.page.total()
             later = await guest.until(lambda state: state.steps >= stopped.steps + 20)
+            assert later.busy_s >= stopped.busy_s > stopped.step_s > 0
             # Asynchronous scheduling may have had one step under way.
             assert later.computed_steps <= stopped.computed_steps + 1
             assert guest.engine.page.total() <= total + len(PROMPTS)
