@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import torch
@@ -41,37 +39,19 @@ from rose.trainer.rollout import Rollout
 from rose.trainer.sampler import SamplingSettings, TurnSampler
 from rose.waits import WaitBoard
 from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_launcher import OpenLauncher, open_launcher
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.fresh_probe import ProbeScores, probe_fresh
-from rose_executor.launcher import Launcher, SpawnLauncher
+from rose_executor.launcher import Launcher
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
-from rose_executor.warm_keeper import WarmKeeper
-from rose_executor.warm_process import WarmProcess
 
 log = logger("session")
 
 ENGINE_ID = "engine-0"
 LOAD_END_S = 60.0
 START = "start of engine and policy"
-
-
-OpenLauncher = Callable[[WaitBoard, Path, float], AbstractAsyncContextManager[Launcher]]
-"""Opens what starts engines, given the waits, its log file and the longest time it may take to be ready."""
-
-
-@contextlib.asynccontextmanager
-async def open_launcher(waits: WaitBoard, log_path: Path, timeout_s: float) -> AsyncIterator[Launcher]:
-    """Engines fork from a warm process on CPU; a fork is unsafe once CUDA runs, so they are spawned beside a GPU."""
-    if look().gpus:
-        yield SpawnLauncher()
-        return
-    warm = await WarmKeeper.start(partial(WarmProcess.start, waits, log_path=log_path, timeout_s=timeout_s))
-    try:
-        yield warm
-    finally:
-        await warm.close()
 
 
 class Session:
