@@ -19,20 +19,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose.config import Job
+from rose.demo.alone_watch import make_board, watch_alone
 from rose.demo.child import DemoChild, Program, start_child
 from rose.demo.cores import Placing, split_cores
 from rose.demo.kept import KeptChild
 from rose.demo.lending import executor_program
 from rose.demo.load import LoadClients
+from rose.demo.over_time import GUEST, Watched, sharing_section
 from rose.demo.plan import DemoPlan, planned_job, planned_load
 from rose.demo.service_page import fact_of, page_of
 from rose.demo.serving_engine import ServingEngine, ServingSettings, start_serving
 from rose.demo.serving_model import make_serving_model
+from rose.demo.serving_section import serving_section, training_window
 from rose.demo.under_watch import under_watch
 from rose.errors import RoseError
 from rose.logs import logger, open_log
+from rose.observer.observer import observing
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
-from rose.runs import Run, open_service
+from rose.report.model import RunReport
+from rose.report.write import write_report
+from rose.runs import Run, open_service, runtime_root
 from rose.slo import Slo
 from rose.status import StatusBoard
 from rose.stop import Stop
@@ -52,10 +58,11 @@ _DASHBOARD_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What came of it: the run's exit status and output folder, and what the load clients saw."""
+    """What came of it: the run's exit status, its output folder, when it began, and what the load clients saw."""
 
     status: int
-    output: Path | None
+    output: Path
+    began_at_s: float
     slo: Slo
     alone: Replay
     replays: list[Replay]
@@ -110,10 +117,15 @@ class Director:
         self._waits = waits
         self._placing = placing
         self._say = say
+        self._watched = Watched()
 
     async def run(self) -> int:
         """The run's exit status. Raises RoseError if a part ends without which there is no demo."""
         async with contextlib.AsyncExitStack() as stack:
+            self._watched.pids[os.getpid()] = "director"
+            await stack.enter_async_context(
+                observing(runtime_root(), self._waits, self._watched.store, self._watched.seen)
+            )
             serving = await self._serve(stack)
             shared = await under_watch(self._compare(stack, serving), serving.watch())
         self._report(shared)
@@ -122,6 +134,7 @@ class Director:
     async def _serve(self, stack: contextlib.AsyncExitStack) -> ServingEngine:
         folder = self._service.runtime
         self._phase("serving engine starts")
+        make_board(folder / "board")
         model = await asyncio.to_thread(make_serving_model, folder / "serving-model", self._plan.shape)
         settings = ServingSettings(
             model, folder, self._service.output / "serving.log", context_tokens=self._plan.shape.context_tokens
@@ -147,11 +160,13 @@ class Director:
         stack.push_async_callback(clients.stop)
         self._phase("serving alone")
         self._say(f"serving alone, {self._trace.length_s:.0f} s of {self._trace.name}: {self._trace.attribution}")
-        alone = await clients.alone(self._trace.length_s)
+        alone = await under_watch(
+            clients.alone(self._trace.length_s), watch_alone(self._service.runtime / "board", self._watched.alone)
+        )
         slo = self._slo(summarised(alone.records))
         self._phase("shared")
-        status, output = await self._share(stack, clients, slo)
-        return Shared(status, output, slo, alone, clients.replays())
+        status, page = await self._share(stack, clients, slo)
+        return Shared(status, Path(page.output), page.started_s, slo, alone, clients.replays())
 
     def _slo(self, alone: LatencySummary) -> Slo:
         slo = slo_from(alone)
@@ -163,6 +178,7 @@ class Director:
 
     async def _share(self, stack: contextlib.AsyncExitStack, clients: LoadClients, slo: Slo) -> tuple[int, Path | None]:
         run = await start_child(self._run_program(), self._placing.behind_load, self._waits)
+        self._watched.pids[run.pid] = "run"
         executor = contextlib.AsyncExitStack()
         stack.push_async_callback(executor.aclose)
         stack.push_async_callback(run.stop, _RUN_END_S, signal.SIGINT)
@@ -172,7 +188,7 @@ class Director:
         status = await under_watch(run.wait(), clients.again(), self._lend(executor, run, slo))
         await clients.stop()
         self._board.part("run", "ended", f"with status {status}")
-        return status, Path(page.output)
+        return status, page
 
     async def _lend(self, stack: contextlib.AsyncExitStack, run: DemoChild, slo: Slo) -> None:
         if self._plan.guest is None:
@@ -181,6 +197,7 @@ class Director:
         lend = Path(await fact_of(run, "lend", _LEND_S, self._waits))
         program = executor_program(self._service, self._plan.guest, self._job, slo, self._placing.cores.serving, lend)
         executor = self._kept(program, self._placing.with_serving)
+        executor.started = lambda pid: self._watched.pids.update({pid: GUEST})
         stack.push_async_callback(executor.stop)
         await executor.keep()
 
@@ -195,7 +212,9 @@ class Director:
         try:
             while dashboard.child is None:
                 await asyncio.sleep(0)
-            self._say(f"dashboard: {await fact_of(dashboard.child, 'address', _DASHBOARD_S, self._waits)}")
+            address = await fact_of(dashboard.child, "address", _DASHBOARD_S, self._waits)
+            self._board.fact("dashboard", address)
+            self._say(f"dashboard: {address}")
         except RoseError as error:
             self._say(f"no dashboard: {error.what}")
 
@@ -214,4 +233,15 @@ class Director:
         log.info("phase", name=name, at_s=time.time())
 
     def _report(self, shared: Shared) -> None:
-        del shared
+        """Add to the run's report what only the director knows. Raises ClusterError if it cannot be written."""
+        path = shared.output / "report.json"
+        if not path.exists():
+            return
+        report = RunReport.from_json(path.read_text(encoding="utf-8"))
+        window = training_window(report, shared.began_at_s)
+        serving = serving_section(self._trace, shared.slo, shared.alone, shared.replays, window)
+        sharing = None if self._plan.guest is None else sharing_section(self._watched, ENGINE_ID, shared.began_at_s)
+        whole = report.model_copy(update={"serving": serving, "sharing": sharing})
+        write_report(whole, shared.output)
+        for line in closing_lines(whole):
+            self._say(line)

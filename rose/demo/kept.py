@@ -20,13 +20,14 @@ _END_S = 20.0
 class KeptChild:
     """Keeps `program` running: at most `RESTARTS_MAX` starts after the first, then the demo goes on without it.
 
-    `told` is given its state and a word on it.
+    `told` is given its state and a word on it, `started` the id of each process.
     """
 
     program: Program
     place: Callable[[int], None]
     waits: WaitBoard
     told: Callable[[str, str], None]
+    started: Callable[[int], None] = lambda pid: None
     child: DemoChild | None = None
 
     async def keep(self) -> None:
@@ -34,13 +35,14 @@ class KeptChild:
         for restarts in range(RESTARTS_MAX + 1):
             try:
                 self.child = await start_child(self.program, self.place, self.waits)
+                self.started(self.child.pid)
                 self.told("running", f"started again, {restarts} times" if restarts else "")
                 await self.child.wait()
                 how = self.child.death()
             except RoseError as error:
                 how = str(error)
             self.told("dead", how.splitlines()[0])
-            log.warning("a part of the demo died", part=self.program.name, how=how)
+            log.warning("it died", what=self.program.name, how=how.splitlines()[0])
         self.told("given up", f"after {RESTARTS_MAX} restarts; the rest goes on")
 
     async def stop(self) -> None:
