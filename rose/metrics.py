@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ADDRESS = "127.0.0.1"
 _FAST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_LATENCY_S = tuple(round(0.0005 * 10 ** (step / 12), 7) for step in range(53))
+"""From 0.5 ms to over 10 s, twelve to a decade: what is interpolated inside one is wrong by 10 % at most."""
 _WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SLOW_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
@@ -70,8 +72,8 @@ class LoadMetrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
 
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"rose_load_{name}_seconds", text, registry=registry, buckets=_FAST_S)
+        def seconds(name: str, text: str, buckets: tuple[float, ...] = _FAST_S) -> Histogram:
+            return Histogram(f"rose_load_{name}_seconds", text, registry=registry, buckets=buckets)
 
         self.requests = Counter(
             "rose_load_requests_total",
@@ -81,8 +83,8 @@ class LoadMetrics:
         )
         self.tokens = Counter("rose_load_tokens_total", "Tokens received.", registry=registry)
         self.in_flight = Gauge("rose_load_in_flight", "Requests in flight now.", registry=registry)
-        self.ttft_seconds = seconds("ttft", "From sending a completed request to its first token.")
-        self.tpot_seconds = seconds("tpot", "Mean time per token after the first, of a completed request.")
+        self.ttft_seconds = seconds("ttft", "From sending a completed request to its first token.", _LATENCY_S)
+        self.tpot_seconds = seconds("tpot", "Mean time per token after the first, of a completed request.", _LATENCY_S)
         self.gap_seconds = seconds("gap", "Between successive arrivals of tokens.")
         self.lag_seconds = seconds("lag", "How much later than due a request left: the client's own fault.")
         self.loop_lag_seconds = seconds("loop_lag", "How long the client itself stood still.")
@@ -150,6 +152,28 @@ class ExecutorMetrics:
             "How long the guest stood still to change its version.",
             registry=registry,
             buckets=_FAST_S,
+        )
+        self.open_waits = Gauge("rose_open_waits", "Named waits that are open now.", registry=registry)
+
+
+class DashboardMetrics:
+    """The metrics of a dashboard; `registry` holds exactly these."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"rose_dashboard_{name}", text, registry=registry)
+
+        self.services = gauge("services", "Services that are known, those that ended included.")
+        self.unanswered = gauge("addresses_unanswered", "Addresses of metrics that do not answer well now.")
+        self.series = gauge("series", "Series in memory.")
+        self.series_refused = gauge("series_refused", "Series that found no place so far.")
+        self.viewers = gauge("viewers", "Pages that are open.")
+        self.snapshots = Counter(
+            "rose_dashboard_snapshots_total",
+            "Whole states sent: one to each viewer, and one more to each that was slow.",
+            registry=registry,
         )
         self.open_waits = Gauge("rose_open_waits", "Named waits that are open now.", registry=registry)
 

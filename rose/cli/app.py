@@ -70,6 +70,7 @@ def _rose(
       rose run job.toml --dry-run     check a job before running it
       rose run job.toml
       rose status --watch             what all runs are doing, and waiting for
+      rose dashboard                  the same in a browser, with charts
     """
 
 
@@ -133,6 +134,31 @@ def status(
     from rose.cli.status import status_command
 
     status_command(as_json=json, watch=watch)
+
+
+@app.command()
+def dashboard(
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65_535, help="Loopback port; 0 takes any free one.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder that gets one output folder, with the log.")
+    ] = Path("runs"),
+) -> None:
+    """Show in a browser what runs here.
+
+    One page for all your services on this machine: serving against its SLO, what is lent and why not, runs, weight
+    versions, waits. It prints its address, which answers on this machine alone; from another one, forward the port:
+    ssh -L 8700:127.0.0.1:8700 HOST. It changes nothing. SIGTERM ends it.
+
+    \b
+    Examples:
+      rose dashboard
+      rose dashboard --port 8700
+    """
+    from rose.cli.dashboard import dashboard_command
+
+    dashboard_command(port, out)
 
 
 @app.command()
