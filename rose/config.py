@@ -103,6 +103,9 @@ class EnvironmentConfig(_Section):
         pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?$",
         description="The environment: a built-in name such as frozen_lake, or package.module:Class.",
     )
+    workers: int = Field(
+        default=1, ge=1, le=1024, description="Processes that play the episodes; one that dies is replaced."
+    )
     params: dict[str, Param] = Field(default_factory=dict, description="Table of the environment's own settings.")
     reset_timeout_s: Seconds = Field(default=20.0, description="Longest wait for an episode to begin, in seconds.")
     step_timeout_s: Seconds = Field(default=20.0, description="Longest wait for the answer to one action, in seconds.")
@@ -152,7 +155,11 @@ class TrainConfig(_Section):
         default=4096, ge=64, le=1 << 24, description="Most padded tokens in one forward pass."
     )
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, description="Gradients are scaled down to this norm.")
-    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the trainer.")
+    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the actor, and of the reference.")
+    start_timeout_s: Seconds = Field(
+        default=180.0, description="Longest wait for actor, reference or an environment worker to start, in seconds."
+    )
+    update_timeout_s: Seconds = Field(default=600.0, description="Longest wait for one update, in seconds.")
 
 
 class EvaluationConfig(_Section):

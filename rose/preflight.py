@@ -26,7 +26,7 @@ FRESH_ENGINE_BYTES = _GIB // 2
 """What the fresh engine of a parity check adds: it shares the warm process's pages."""
 TRAINER_BYTES = _GIB
 OUTPUT_BYTES = 64 * _MIB
-PACKAGES = ("torch", "transformers", "vllm", "safetensors", "numpy", "aiohttp", "gymnasium")
+PACKAGES = ("torch", "transformers", "vllm", "ray", "safetensors", "numpy", "aiohttp", "gymnasium")
 _MODEL_FOLDER = "a model folder in Hugging Face format"
 
 

@@ -91,6 +91,7 @@ class Step(Row):
     grad_norm: Number
     clip_fraction: Number
     kl: Number = None
+    reference_kl: Number = None
     learning_rate: Number
     changed_fraction: Number
     update_bytes: Count
