@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ from rose.cli.frame import printable
 from rose.cli.terminal import console
 from rose.errors import ConfigError
 from rose.runs import list_runs, runtime_root
-from rose.status import Fact, Liveness, OpenWait, Page, RunStatus, read_status
+from rose.status import Fact, Liveness, Page, RunStatus, alike, read_status, whom
 
 REFRESH_S = 1.0
 _COLOURS = {Liveness.LIVE: "green", Liveness.STALE: "yellow", Liveness.DEAD: "red"}
@@ -85,7 +85,7 @@ def _last_words(page: Page) -> RenderableType:
     kept = {key: value for key, value in page.facts.items() if not str(value).startswith("http")}
     said = [f"  when it last spoke:{_pairs(kept)}"] if kept else []
     said += [f"  {printable(f'{part.name} was {part.state}  {part.detail}'.rstrip())}" for part in page.parts]
-    said += [f"  waited for {printable(f'{alike[0].what} from {_whom(alike)}')}" for alike in _alike(page.waits)]
+    said += [f"  waited for {printable(f'{group[0].what} from {whom(group)}')}" for group in alike(page.waits)]
     return Text("\n".join(said), "dim")
 
 
@@ -123,25 +123,13 @@ def _waits(page: Page, now_s: float) -> RenderableType:
     if not page.waits:
         return Text("  waits for nothing")
     table = _table("waits for", "from", "for", "deadline")
-    for alike in _alike(page.waits):
-        oldest, first_due = alike[0], min(wait.deadline_s for wait in alike)
+    for group in alike(page.waits):
+        oldest, first_due = group[0], min(wait.deadline_s for wait in group)
         left_s = first_due - now_s
         deadline = f"in {_seconds(left_s)}" if left_s >= 0 else f"{_seconds(-left_s)} ago"
-        cells = (oldest.what, _whom(alike), _seconds(now_s - oldest.since_s))
+        cells = (oldest.what, whom(group), _seconds(now_s - oldest.since_s))
         table.add_row("", *(Text(printable(cell)) for cell in cells), Text(deadline, "" if left_s >= 0 else "bold red"))
     return table
-
-
-def _alike(waits: Sequence[OpenWait]) -> list[list[OpenWait]]:
-    """Waits for the same thing from the same kind of party, oldest first in each: hundreds of turns are one line."""
-    alike: dict[tuple[str, str], list[OpenWait]] = {}
-    for wait in sorted(waits, key=lambda wait: wait.since_s):
-        alike.setdefault((wait.what, wait.whom.partition(" ")[0]), []).append(wait)
-    return list(alike.values())
-
-
-def _whom(alike: list[OpenWait]) -> str:
-    return alike[0].whom if len(alike) == 1 else f"{alike[0].whom} and {len(alike) - 1} more"
 
 
 def _table(*columns: str) -> Table:
