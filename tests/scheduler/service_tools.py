@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 
+from rose.access import credentials
 from rose.metrics import SchedulerMetrics
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
-from rose_scheduler.access import credentials
 from rose_scheduler.client import EngineState, SchedulerClient, Turn
 from rose_scheduler.desk import Desk
 from rose_scheduler.events import EngineKind, EngineOffered

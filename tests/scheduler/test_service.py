@@ -11,10 +11,10 @@ import grpc
 import pytest
 from service_tools import LONG_S, TOKEN, Site, offered, site, turn, until
 
+from rose.access import credentials
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError, SchedulerError
 from rose.proto.v1 import scheduler_pb2 as wire
 from rose.waits import WaitBoard
-from rose_scheduler.access import credentials
 from rose_scheduler.client import EngineState, LeaseRefused, SchedulerClient
 from rose_scheduler.events import LeaseOutcome, Reason, Standing
 from rose_scheduler.service import MESSAGE_BYTES_MAX, serve
