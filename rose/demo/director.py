@@ -37,10 +37,11 @@ from rose.logs import logger, open_log
 from rose.observer.observer import observing
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
+from rose.report.words import percent, serving_words
 from rose.report.write import write_report
 from rose.runs import Run, open_service, runtime_root
 from rose.slo import Slo
-from rose.status import StatusBoard
+from rose.status import Page, StatusBoard
 from rose.stop import Stop
 from rose.waits import WaitBoard
 from rose.workload.latencies import LatencySummary, slo_from, summarised
@@ -176,7 +177,7 @@ class Director:
         log.info("slo", ttft_s=slo.ttft_s, tpot_s=slo.tpot_s, requests=alone.requests)
         return slo
 
-    async def _share(self, stack: contextlib.AsyncExitStack, clients: LoadClients, slo: Slo) -> tuple[int, Path | None]:
+    async def _share(self, stack: contextlib.AsyncExitStack, clients: LoadClients, slo: Slo) -> tuple[int, Page]:
         run = await start_child(self._run_program(), self._placing.behind_load, self._waits)
         self._watched.pids[run.pid] = "run"
         executor = contextlib.AsyncExitStack()
@@ -240,8 +241,12 @@ class Director:
         report = RunReport.from_json(path.read_text(encoding="utf-8"))
         window = training_window(report, shared.began_at_s)
         serving = serving_section(self._trace, shared.slo, shared.alone, shared.replays, window)
-        sharing = None if self._plan.guest is None else sharing_section(self._watched, ENGINE_ID, shared.began_at_s)
+        dedicated = [engine.engine_id for engine in report.engines if engine.kind == "dedicated"]
+        sharing = None
+        if self._plan.guest is not None:
+            sharing = sharing_section(self._watched, dedicated, shared.began_at_s)
         whole = report.model_copy(update={"serving": serving, "sharing": sharing})
         write_report(whole, shared.output)
-        for line in closing_lines(whole):
-            self._say(line)
+        self._say(f"  serving    {serving_words(serving)}")
+        if whole.guest_share is not None:
+            self._say(f"  lent       {percent(whole.guest_share)} of the rollout tokens came from lent engines")

@@ -59,7 +59,7 @@ class _Line:
     factor: float = 1.0
 
 
-def _lines(dedicated: str) -> tuple[_Line, ...]:
+def _lines(dedicated: Sequence[str]) -> tuple[_Line, ...]:
     return (
         _Line("compute", GUEST, "compute", "serving", label="serving"),
         _Line("compute", GUEST, "compute", "guest", label="guest"),
@@ -68,15 +68,15 @@ def _lines(dedicated: str) -> tuple[_Line, ...]:
         _Line("gate_open", GUEST, "gate", "guest"),
         _Line("ttft_p95_ms", "director", "ttft p95", "serving", target="load", factor=1e3),
         _Line("tpot_p95_ms", "director", "tpot p95", "serving", target="load", factor=1e3),
-        _Line("rollout_tokens_s", "run", "engine tokens", dedicated, target=dedicated),
         _Line("rollout_tokens_s", GUEST, "guest tokens", GUEST),
-        _Line("weight_version", "run", "version", dedicated, label=dedicated),
         _Line("weight_version", GUEST, "guest version", GUEST),
+        *(_Line("rollout_tokens_s", "run", "engine tokens", one, target=one) for one in dedicated),
+        *(_Line("weight_version", "run", "version", one, label=one) for one in dedicated),
     )
 
 
-def sharing_section(watched: Watched, dedicated: str, began_at_s: float) -> Sharing:
-    """`dedicated` is the id of the run's own engine; `began_at_s` is when the run began, in `time.time()` seconds."""
+def sharing_section(watched: Watched, dedicated: Sequence[str], began_at_s: float) -> Sharing:
+    """`dedicated` are the run's own engines; `began_at_s` is when the run began, in `time.time()` seconds."""
     columns = watched.store.columns()
     merged: dict[tuple[Measure, str], list[float | None]] = {}
     for line in _lines(dedicated):

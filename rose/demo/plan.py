@@ -25,7 +25,7 @@ _GIB = 1 << 30
 SERVING_BYTES = int(1.6 * _GIB)
 GUEST_BYTES = int(1.6 * _GIB)
 TRACE = "azure_2023_conv"
-PART = Scaling(window_s=60.0, rate_rps=3.0, keep_s=60.0, prompt_scale=1 / 16, output_scale=1 / 16, context_tokens=1024)
+PART = Scaling(window_s=60.0, rate_rps=3.0, keep_s=60.0, prompt_scale=1 / 16, output_scale=1 / 8, context_tokens=1024)
 """One minute that keeps its bursts, at a pace and with lengths that take about a third of one core."""
 TOKEN_IDS = "5:384"
 """All of the vocabulary but its special tokens."""

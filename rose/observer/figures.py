@@ -63,6 +63,8 @@ FIGURES: tuple[Figure, ...] = (
     Rate("guest tokens", "rose_executor_guest_tokens"),
     Latest("guest restarts", "rose_executor_guest_restarts_total"),
     Latest("preemptions", "rose_executor_preemptions_total"),
+    Latest("starvations", "rose_executor_starvations_total"),
+    Latest("fetched", "rose_executor_fetched_bytes_total"),
     Rate("fetched bytes", "rose_executor_fetched_bytes_total"),
     # a run
     Latest("account", "rose_tokens", "account"),
