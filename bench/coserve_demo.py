@@ -46,9 +46,8 @@ def measure(arguments: Namespace, index: int) -> Run:
     if not arguments.skip_without:
         bare, _ = found["without"]
         steps = range(WARM_STEPS + 1, min(len(report.steps), len(bare.steps)) + 1)
-        figures["goodput_with"] = goodput(report, steps)
-        figures["goodput_without"] = goodput(bare, steps)
-        figures["goodput_ratio"] = figures["goodput_with"] / figures["goodput_without"]
+        ours, theirs = goodput(report, steps), goodput(bare, steps)
+        figures |= {"goodput_with": ours, "goodput_without": theirs, "goodput_ratio": ours / theirs}
     return figures
 
 
@@ -119,7 +118,7 @@ def _wall_s(step: Step) -> float:
 
 BENCH = Bench(
     name="coserve_demo",
-    summary="the co-serving demo: serving's latencies alone and shared, guest share, goodput with and without the guest",
+    summary="the co-serving demo: serving alone and shared, the guest's share, goodput with and without it",
     headline=(
         *("serving_ttft_p95_ratio", "serving_tpot_p95_ratio", "slo_attainment", "guest_share", "goodput_ratio"),
         *("success_gain", "ledger_gap", "wall_s"),
