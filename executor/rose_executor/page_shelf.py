@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
@@ -38,6 +39,7 @@ class PageShelf:
     def __init__(self, folder: Path, waits: WaitBoard) -> None:
         self.folder = folder
         self._open: dict[str, PageReader] = {}
+        self._final: dict[str, int] = {}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -56,9 +58,20 @@ class PageShelf:
             return None
         return self._open[incarnation]
 
-    def total(self) -> int:
-        """Tokens of all incarnations that were asked about, or found when the folder was taken over."""
-        return sum(page.total() for page in self._open.values())
+    def total(self, living: Collection[str] = ()) -> int:
+        """Tokens of all incarnations that were asked about, or found when the folder was taken over.
+
+        Pages of incarnations that are not `living` are read once.
+        """
+        total = 0
+        for incarnation, page in self._open.items():
+            if incarnation in living:
+                total += page.total()
+                continue
+            if incarnation not in self._final:
+                self._final[incarnation] = page.total()
+            total += self._final[incarnation]
+        return total
 
     def close(self) -> None:
         for page in self._open.values():

@@ -40,6 +40,10 @@ class LeaseRefused(SchedulerError):
         self.reason = reason
 
 
+class NotTaken(SchedulerError):
+    """This incarnation of an engine gets no turns, now or later: another has its place, or it was offered otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What a lease is asked for. `context_tokens` are those that the engine is to read before it samples."""
@@ -142,15 +146,22 @@ class SchedulerClient:
         return await self._tell_engine("an engine's withdrawal", self._calls.stub.WithdrawEngine, request)
 
     async def keep_offered(
-        self, engine: EngineOffered, state: Callable[[], EngineState], *, every_s: float
+        self,
+        engine: EngineOffered,
+        state: Callable[[], EngineState],
+        *,
+        every_s: float,
+        told: Callable[[str], None] = lambda trouble: None,
     ) -> NoReturn:
         """Offer an engine and beat for it until cancelled, through restarts of the scheduler.
 
-        Raises SchedulerError if another incarnation has taken its place, or it was offered otherwise.
+        `told` hears after each beat what stands in the way of traffic, "" if nothing does. Raises NotTaken if another
+        incarnation has taken its place, or it was offered otherwise.
         """
         trouble = ""
         while True:
             before, trouble = trouble, await self._trouble(engine, state)
+            told(trouble)
             if trouble and not before:
                 log.warning("engine gets no traffic; beating on", engine_id=engine.engine_id, why=trouble)
             elif before and not trouble:
@@ -234,7 +245,7 @@ class SchedulerClient:
         except DeadlineExceeded as error:
             return str(error)
         if standing in (Standing.OVER, Standing.CONFLICT):
-            raise SchedulerError(
+            raise NotTaken(
                 f"engine {engine.engine_id}, incarnation {engine.incarnation}, is not taken: {standing}",
                 expected="one incarnation of it at a time, offered always with the same facts",
                 to_do="end it, or start it anew under another incarnation",
