@@ -108,6 +108,7 @@ class TrainingLoop:
                 f"s{step}g{group}",
                 (first_seed + group) % self._job.evaluation.first_seed,
                 Purpose.TRAIN,
+                min_version=step - 1,
             )
             for group in range(rollout.groups)
             for attempt in range(rollout.group_size)

@@ -86,9 +86,7 @@ class Guest:
         return await self.until(lambda state: state.quota_number >= number)
 
     def route(self) -> TokenRoute:
-        return TokenRoute(
-            self.engine.base_url, self.rig.session, engine_id="guest", waits=self.rig.waits, page=self.engine.page
-        )
+        return TokenRoute(self.engine.base_url, self.rig.session, engine_id="guest", waits=self.rig.waits)
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["sync", "async"])

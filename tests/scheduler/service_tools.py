@@ -58,7 +58,8 @@ class Site:
 
 
 def offered(engine_id: str = "e", *, most: int = 1, incarnation: str = "1", version: int = 0) -> EngineOffered:
-    return EngineOffered(engine_id, incarnation, EngineKind.LENT, f"http://at-{engine_id}", most, version)
+    address, counts = f"http://at-{engine_id}", f"counts-of-{engine_id}"
+    return EngineOffered(engine_id, incarnation, EngineKind.LENT, address, most, version, counts)
 
 
 def turn(number: int = 0, *, group: int = 0, min_version: int = 0) -> Turn:

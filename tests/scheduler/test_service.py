@@ -42,6 +42,7 @@ def test_a_turn_gets_a_place_and_gives_it_back() -> None:
             assert await here.client.beat(engine, EngineState(3, 1, 0.25)) is Standing.KNOWN
             async with here.client.lease(turn(min_version=3), wait_s=LONG_S, hold_s=LONG_S) as lease:
                 assert (lease.engine_id, lease.address, lease.weight_version) == ("e", "http://at-e", 3)
+                assert lease.counts_address == "counts-of-e"
                 assert len(lease.token) >= 16
                 status = await here.client.status()
                 assert (status.held, status.waiting, status.engines[0].leases) == (1, 0, 1)

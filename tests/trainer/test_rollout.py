@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stand_ins import END, Answer, Asked, Lost, Refused, Script, ScriptedSupervisor, Silent, World
+from stand_ins import END, Answer, Asked, Lost, Refused, Script, ScriptedSupervisor, Silent, World, a_sampler
 
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
@@ -22,7 +22,7 @@ from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
 from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.rollout import Rollout, Task, why_none_completed
-from rose.trainer.sampler import SamplingSettings, TurnSampler
+from rose.trainer.sampler import SamplingSettings
 from rose.waits import WaitBoard
 
 A_WORD = 40
@@ -34,7 +34,7 @@ def answers(asked: Asked) -> Answer:
 
 
 def a_task(index: int = 0, **changes: Any) -> Task:
-    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN), **changes)
+    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN, 0), **changes)
 
 
 class Bench:
@@ -71,9 +71,9 @@ class Bench:
         renderer: ChatRenderer | None = None,
     ) -> None:
         self.supervisor = ScriptedSupervisor(script, self.books.watch)
-        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2)
+        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2, lease_wait_s=5.0, lease_hold_s=5.0)
         self.rollout = Rollout(
-            TurnSampler(self.supervisor, self.books, sampling),  # type: ignore[arg-type]
+            a_sampler(self.supervisor, self.books, sampling),
             EnvironmentHost(world.make, WaitBoard(), settings),
             renderer or self._renderer,
             self.books,
