@@ -55,6 +55,8 @@ class Turn:
 class Lease:
     """A place for one turn, until `until_s` (`time.monotonic()`); `token` is what the engine is shown.
 
+    `counts_address` is where the engine's tokens are counted, empty for the run's own engines.
+
     Whoever holds it sets `tokens`, how many were received, and may set `outcome`; by default that follows from how
     the body of the `async with` ends.
     """
@@ -67,6 +69,7 @@ class Lease:
     affine: bool
     until_s: float
     token: str = field(repr=False)
+    counts_address: str = ""
     tokens: int = 0
     outcome: LeaseOutcome | None = None
 
@@ -118,6 +121,7 @@ class SchedulerClient:
             address=engine.address,
             max_requests=engine.max_requests,
             weight_version=engine.weight_version,
+            counts_address=engine.counts_address,
         )
         return await self._tell_engine("an engine's registration", self._calls.stub.RegisterEngine, request)
 
@@ -265,4 +269,5 @@ def _lease(lease_id: str, grant: Any) -> Lease:
         grant.affine,
         time.monotonic() + grant.hold_ms / 1000,
         grant.token,
+        grant.counts_address,
     )
