@@ -65,7 +65,7 @@ async def _serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, ask, signum)
     address = f"http://{ADDRESS}:{listening.getsockname()[1]}"
-    board.fact("page", f"{address}/")
+    board.fact("address", f"{address}/")
     board.fact("metrics", f"{address}/metrics")
     board.part(PART, "serving")
     log.info("serving", page=address)

@@ -14,11 +14,11 @@ function columns(chart, fromS) {
   let first = feed.times.findIndex((atS) => atS >= fromS);
   if (first < 0) first = feed.times.length;
   const times = feed.times.slice(first);
-  const column = (line) => (feed.values.get(line.series) || []).slice(first);
+  const none = times.map(() => null);
+  const column = (line) => feed.values.get(line.series)?.slice(first) ?? none;
   const sums = times.map(() => 0);
-  const tops = areas(chart).map((line) => column(line)).map((values) => times.map((_, i) => (sums[i] += values[i] ?? 0)));
-  const lines = chart.lines.filter((line) => line.style !== "area").map((line) => times.map((_, i) => column(line)[i] ?? null));
-  return [times, ...tops.reverse(), ...lines];
+  const tops = areas(chart).map((line) => column(line).map((value, i) => (sums[i] += value ?? 0)));
+  return [times, ...tops.reverse(), ...chart.lines.filter((line) => line.style !== "area").map(column)];
 }
 
 function limits(chart) {
@@ -35,6 +35,7 @@ function limits(chart) {
       u.ctx.stroke();
       u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
       u.ctx.textBaseline = "bottom";
+      u.ctx.textAlign = "left";
       u.ctx.fillText(limit.label + " " + figure(chart.unit, limit.value), u.bbox.left + 4 * devicePixelRatio, at - 3 * devicePixelRatio);
       u.ctx.restore();
     }
@@ -57,10 +58,10 @@ function options(chart, width, span) {
   return {
     width,
     height: HEIGHT_PX,
-    padding: [8, 8, 0, 0],
+    padding: [8, 28, 0, 0],
     scales: { x: { time: true, range: () => span.current }, y: { range: range(chart) } },
     axes: [
-      { ...axis, grid: { show: false }, space: 64, values: (u, splits) => splits.map((atS) => clock(atS, splits[1] - splits[0] < 60)) },
+      { ...axis, grid: { show: false }, size: 28, space: 72, values: (u, splits) => splits.map((atS) => clock(atS, splits[1] - splits[0] < 60)) },
       { ...axis, size: 56, space: 36, values: (u, splits) => splits.map((at) => tick(chart.unit, at)) },
     ],
     series: [

@@ -40,7 +40,7 @@ const Engines = ({ engines }) => html`<div><h4>Rollout engines</h4><div class="s
 
 export function Run({ run }) {
   const success = Object.entries(run.success).map(([purpose, value]) => `${purpose} ${figure("%", value)}`).join(", ");
-  return html`<article class="run"><h3>${run.name} <${Life} life=${run.life} /></h3>
+  return html`<article class="run"><h3>${run.name}<${Life} life=${run.life} /></h3>
     <p class="quiet">step ${run.step} of ${run.steps} <progress max=${run.steps} value=${run.step} aria-label="steps done"></progress> version ${run.version ?? "–"}${success ? ` · success: ${success}` : ""}</p>
     <div class="pair"><${Engines} engines=${run.engines} /><${Ledger} run=${run} /></div></article>`;
 }
@@ -49,19 +49,19 @@ function Waits({ waits }) {
   if (!waits.length) return html`<p class="quiet">waits for nothing</p>`;
   return html`<div class="scroll"><table><thead><tr><th scope="col">waits for</th><th scope="col">from</th><th scope="col" class="n">for</th><th scope="col" class="n">deadline</th></tr></thead>
     <tbody>${waits.map((wait) => { const left = wait.deadline_s - nowS(); return html`<tr key=${wait.what + wait.whom}>
-      <th scope="row">${wait.what}</th><td>${wait.whom}</td><td class="n">${seconds(nowS() - wait.since_s)}</td>
+      <th scope="row">${wait.what}</th><td class="long">${wait.whom}</td><td class="n">${seconds(nowS() - wait.since_s)}</td>
       <td class=${left < 0 ? "n overdue" : "n"}>${left < 0 ? seconds(-left) + " ago" : "in " + seconds(left)}</td></tr>`; })}</tbody></table></div>`;
 }
 
 const Parts = ({ parts }) => html`<div class="scroll"><table><thead><tr><th scope="col">part</th><th scope="col">state</th><th scope="col" class="n">for</th><th scope="col">detail</th></tr></thead>
-  <tbody>${parts.map((part) => html`<tr key=${part.name}><th scope="row">${part.name}</th><td>${part.state}</td><td class="n">${seconds(nowS() - part.since_s)}</td><td>${part.detail}</td></tr>`)}</tbody></table></div>`;
+  <tbody>${parts.map((part) => html`<tr key=${part.name}><th scope="row">${part.name}</th><td>${part.state}</td><td class="n">${seconds(nowS() - part.since_s)}</td><td class="long">${part.detail}</td></tr>`)}</tbody></table></div>`;
 
 function Service({ service, few }) {
   const [open] = useState(few);
   const heard = service.heard_s ? `last heard of ${seconds(nowS() - service.heard_s)} ago` : "";
   const says = [service.problem, heard, ...service.unanswered].filter(Boolean).join("; ");
   return html`<details class="service" open=${open}>
-    <summary><strong>${service.name}</strong> <${Life} life=${service.life} />
+    <summary><strong>${service.name}</strong><${Life} life=${service.life} />
       <span class="quiet">${service.parts ? service.parts.map((part) => `${part.name} ${part.state}`).join(" · ") : ""}</span>
       ${says && html`<span class="trouble">${says}</span>`}</summary>
     ${service.parts && html`<div class="pair"><${Parts} parts=${service.parts} /><${Waits} waits=${service.waits} /></div>
