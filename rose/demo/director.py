@@ -205,7 +205,8 @@ class Director:
     async def _show_dashboard(self, stack: contextlib.AsyncExitStack) -> None:
         log_path = self._service.output / "dashboard.log"
         dashboard = self._kept(
-            Program("dashboard", "rose.cli.main", ("dashboard",), log_path), self._placing.behind_load
+            Program("dashboard", "rose.cli.main", ("dashboard", "--out", str(self._job.run.out)), log_path),
+            self._placing.behind_load,
         )
         keeping = asyncio.create_task(dashboard.keep(), name="dashboard")
         stack.push_async_callback(dashboard.stop)
