@@ -30,4 +30,4 @@ def demo_command(*, out: Path | None, dry_run: bool, plain: bool, trace: str | N
     except KeyboardInterrupt:
         leave_at_once()
     if status:
-        raise typer.Exit(status)
+        raise typer.Exit(max(1, status))  # a negative one is a signal's

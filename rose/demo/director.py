@@ -189,6 +189,8 @@ class Director:
         status = await under_watch(run.wait(), clients.again(), self._lend(executor, run, slo))
         await clients.stop()
         self._board.part("run", "ended", f"with status {status}")
+        if status < 0:
+            self._say(f"the run {run.death()}")
         return status, page
 
     async def _lend(self, stack: contextlib.AsyncExitStack, run: DemoChild, slo: Slo) -> None:

@@ -12,6 +12,7 @@ from rose.demo.director import run_demo
 from rose.demo.load import LoadPlan
 from rose.demo.plan import DemoPlan, GuestPlan
 from rose.demo.serving_model import ServingShape
+from rose.errors import ClusterError, RoseError
 from rose.workload.scaling import Scaling
 
 
@@ -30,4 +31,10 @@ def main(job: str, out: str, *flags: str) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    try:
+        raise SystemExit(main(*sys.argv[1:]))
+    except RoseError as error:
+        print(error, flush=True)
+        raise SystemExit(3 if isinstance(error, ClusterError) else 1) from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
