@@ -37,7 +37,7 @@ def lending(
     services: Mapping[str, Service], latest: Mapping[SeriesKey, float], names: Mapping[str, str]
 ) -> list[Lending]:
     """Of every executor that has not ended, in order; what is to be done where there is none."""
-    executors = [one for one in services.values() if is_executor(one) and one.life in (Life.LIVE, Life.STALE)]
+    executors = [one for one in services.values() if is_executor(one) and one.runs]
     if not executors:
         return [Lending("", "", lent=False, sentence=_NO_EXECUTOR)]
     return [_of(one, latest, names.get(one.service_id, one.service_id)) for one in executors]

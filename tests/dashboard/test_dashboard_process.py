@@ -16,7 +16,7 @@ from dashboard_process import DashboardProcess
 from rose.dashboard.program import run_dashboard
 from rose.errors import ClusterError
 from rose.runs import list_runs, runtime_root
-from rose.status import read_status
+from rose.status import Page, read_status
 
 pytestmark = pytest.mark.usefixtures("runtime_dir")
 
@@ -26,18 +26,25 @@ def get(url: str) -> str:
         return str(answer.read(), "utf-8")
 
 
+def written_page() -> Page:
+    """The status page, as soon as it says that the dashboard serves."""
+    (found,), deadline = list_runs(runtime_root()), time.monotonic() + 30
+    while (page := read_status(found, time.time()).page) is None or not page.parts:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return page
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_it_serves_until_a_signal_though_a_page_is_open(tmp_path: Path, signum: signal.Signals, status: int) -> None:
     with contextlib.closing(DashboardProcess(tmp_path)) as dashboard:
         stream = urllib.request.urlopen(f"{dashboard.url}api/events", timeout=30)
         assert stream.readline() == b"event: whole\n"
         assert get(f"{dashboard.url}healthz") == "ok\n"
-        (found,) = list_runs(runtime_root())
-        page = read_status(found, time.time()).page
-        assert page is not None
+        page = written_page()
         assert page.facts["address"] == dashboard.url
         assert "rose_dashboard_viewers 1.0" in get(str(page.facts["metrics"]))
-        assert list(json.loads(get(f"{dashboard.url}api/state"))["state"]["services"]) == [found.run_id]
+        assert list(json.loads(get(f"{dashboard.url}api/state"))["state"]["services"]) == [page.run_id]
         only_loopback_is_answered(dashboard)
         assert dashboard.end(signum) == status
         stream.close()

@@ -123,8 +123,20 @@ def test_what_has_not_answered_lately_says_nothing() -> None:
     assert SeriesKey(EXECUTOR, "gate") in scraped.second()
     assert SeriesKey(EXECUTOR, "gate") in scraped.measures.at(scraped.now_s + FRESH_S)
     assert scraped.measures.at(scraped.now_s + FRESH_S + 0.1) == {}
-    scraped.measures.forget(EXECUTOR)
-    assert all(key.source == LOAD for key in scraped.measures.at(scraped.now_s))
+    scraped.measures.keep({LOAD.service})
+    assert {key.source for key in scraped.measures.at(scraped.now_s)} == {LOAD}
+
+
+def test_a_source_that_was_started_again_goes_on_with_what_it_had_counted() -> None:
+    scraped = Scraped()
+    scraped.owes(0.2, 0.02)
+    scraped.second()
+    for _ in range(3):
+        scraped.completes(3.0, 3.0)
+    scraped.second()
+    scraped.load = LoadMetrics()
+    scraped.completes(0.01, 0.001)
+    assert kept(scraped.second(), "ttft") == 0.25
 
 
 def test_a_histogram_with_nonsense_for_bounds_is_none() -> None:

@@ -10,7 +10,8 @@ import pytest
 from aiohttp import ClientSession, web
 
 from rose.observer.exposition import Sample, Samples
-from rose.observer.scraper import BYTES_MAX, Scraper
+from rose.observer.measures import FRESH_S
+from rose.observer.scraper import BYTES_MAX, EVERY_MAX_S, EVERY_S, Scraper, every_s
 from rose.waits import WaitBoard
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -42,6 +43,12 @@ async def look(url: str, timeout_s: float = 30.0) -> tuple[str, list[Samples]]:
 async def look_at(handler: Handler, timeout_s: float = 30.0) -> tuple[str, list[Samples]]:
     async with serving(handler) as url:
         return await look(url, timeout_s)
+
+
+def test_who_answers_slowly_is_asked_less_often_but_within_what_is_fresh() -> None:
+    assert every_s(0.01) == EVERY_S
+    assert EVERY_S < every_s(0.06) < EVERY_MAX_S < FRESH_S
+    assert every_s(2.0) == EVERY_MAX_S
 
 
 async def well(request: web.Request) -> web.StreamResponse:
