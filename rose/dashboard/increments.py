@@ -1,6 +1,7 @@
 """What of the page's data has changed since the look before. Pure.
 
-Invariant: a page that got one whole state and every increment after it holds what the next whole state would say.
+Invariant: a page that got one whole state and every increment after it holds what the next whole state would say. It
+takes the sections that it is told in place of its own, and so the entries of the one that is sent by entries.
 """
 
 from __future__ import annotations
@@ -19,9 +20,3 @@ def increment(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, 
     entries = {key: entry for key, entry in now.items() if was.get(key) != entry}
     entries |= {key: None for key in was if key not in now}
     return changed | ({KEYED: entries} if entries else {})
-
-
-def applied(state: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """The state after an increment: what the page does with it."""
-    entries = {**state[KEYED], **change.get(KEYED, {})}
-    return {**state, **change, KEYED: {key: entries[key] for key in sorted(entries) if entries[key] is not None}}

@@ -80,6 +80,7 @@ def _config(hub: Hub, metrics: DashboardMetrics) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(hub, metrics.registry),
         log_config=None,
+        log_level="warning",
         access_log=False,
         lifespan="off",
         ws="none",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rose.observer.buckets import quantile, share_below
@@ -60,8 +60,9 @@ class Measures:
         seen.at_s, seen.samples = at_s, samples
         seen.growth.look(at_s, {name: found for name, found in samples.items() if name in COUNTED})
 
-    def forget(self, source: Source) -> None:
-        self._seen.pop(source, None)
+    def keep(self, services: Collection[str]) -> None:
+        """Forget the sources of all others. One that has another address now goes on with what it had counted."""
+        self._seen = {source: seen for source, seen in self._seen.items() if source.service in services}
 
     def at(self, now_s: float) -> dict[SeriesKey, float]:
         """Every figure that can be told now."""

@@ -74,7 +74,9 @@ class Observer:
         read = await asyncio.to_thread(read_services, self._root, time.time())
         now_s = self._now_s()
         self._services = updated(self._services, read, now_s)
-        await self._follow(targets(self._services.values()))
+        running = [service for service in self._services.values() if service.runs]
+        self._measures.keep({service.service_id for service in running})
+        await self._follow(targets(running))
         latest = self._measures.at(now_s)
         self._store.append(now_s, latest)
         problems = {source: scraper.problem for source, (scraper, _) in self._scrapers.items() if scraper.problem}
@@ -88,7 +90,6 @@ class Observer:
             _, task = self._scrapers.pop(source)
             task.cancel()
             tasks.append(task)
-            self._measures.forget(source)
         if tasks:
             await asyncio.wait(tasks)
         for source in wanted.keys() - self._scrapers.keys():

@@ -19,11 +19,19 @@ from rose.observer.figures import WANTED
 from rose.waits import WaitBoard
 
 EVERY_S = 1.0
+EVERY_MAX_S = 3.0
+_PATIENCE = 30
+"""An address that takes long to answer has other things to do: it is asked after so many times as long."""
 TIMEOUT_S = 3.0
 BYTES_MAX = 4 << 20
 _CHUNK = 1 << 16
 # The format is asked for, since a vLLM engine's names lose their colon in others.
 _HEADERS = {"Accept": "text/plain;version=0.0.4"}
+
+
+def every_s(took_s: float) -> float:
+    """How long after the beginning of a look that took so long the next one begins."""
+    return min(max(EVERY_S, _PATIENCE * took_s), EVERY_MAX_S)
 
 
 class Scraper:
@@ -48,12 +56,13 @@ class Scraper:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        """Look every `EVERY_S`, until cancelled."""
+        """Look every `EVERY_S`, or less often where answers are slow, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + EVERY_S
+            began_s = loop.time()
             await self.look()
-            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            took_s = loop.time() - began_s
+            await asyncio.sleep(max(0.0, every_s(took_s) - took_s))
 
     async def look(self) -> None:
         """Ask once."""

@@ -40,6 +40,10 @@ class Service:
     problem: str
     seen_s: float
 
+    @property
+    def runs(self) -> bool:
+        return self.life in (Life.LIVE, Life.STALE)
+
 
 def read_services(root: Path, now_s: float) -> list[RunStatus]:
     """Every status page under `root`. Waits for no one but the disk."""
@@ -66,7 +70,7 @@ def targets(services: Iterable[Service]) -> dict[Source, str]:
     return {
         Source(service.service_id, name): url
         for service in services
-        if service.page is not None and service.life in (Life.LIVE, Life.STALE)
+        if service.page is not None and service.runs
         for name, url in list(_addresses(service.page).items())[:TARGETS_MAX]
     }
 

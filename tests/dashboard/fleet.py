@@ -8,37 +8,16 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry, Counter
 
 from rose.ledger import Account
-from rose.metrics import LoadMetrics, Metrics, serve
+from rose.metrics import ExecutorMetrics, LoadMetrics, Metrics, serve
 from rose.runs import open_service
 from rose.status import StatusBoard
 from rose.waits import WaitBoard
 
 HTML = "<img src=x onerror=\"document.title='owned'\">"
 SCHEDULER = "127.0.0.1:7080"
-
-
-class Executor:
-    """An executor's metrics."""
-
-    def __init__(self) -> None:
-        registry = self.registry = CollectorRegistry()
-
-        def gauge(name: str, *labels: str) -> Gauge:
-            return Gauge(f"rose_executor_{name}", "-", labels, registry=registry)
-
-        self.compute = gauge("compute_ratio", "who")
-        self.kv = gauge("kv_used_ratio", "who")
-        self.gate = gauge("gate_open_ratio")
-        self.requests = gauge("requests", "who")
-        self.slots = gauge("slots_open")
-        self.slo = gauge("slo_seconds", "what")
-        self.version = gauge("weight_version")
-        self.tokens = gauge("guest_tokens")
-        self.slo.labels("ttft").set(0.31)
-        self.slo.labels("tpot").set(0.022)
 
 
 class Fleet:
@@ -48,7 +27,9 @@ class Fleet:
         self._out, self._stack = out, stack
         self._random = random.Random(7)
         self._second = 0
-        self.load, self.executor, self.run = LoadMetrics(), Executor(), Metrics()
+        self.load, self.executor, self.run = LoadMetrics(), ExecutorMetrics(), Metrics()
+        self.executor.slo_seconds.labels("ttft").set(0.31)
+        self.executor.slo_seconds.labels("tpot").set(0.022)
         engines = CollectorRegistry()
         self._engine = Counter("vllm:generation_tokens", "-", ["model_name"], registry=engines)
         self.director = self.service("demo")
@@ -57,14 +38,8 @@ class Fleet:
         self.executor_board = self.service("executor")
         self.executor_board.fact("metrics", self.serve(self.executor.registry))
         self.executor_board.fact("scheduler", SCHEDULER)
-        for part, state, detail in (
-            ("guest", "ready", "samples 6 requests"),
-            ("serving", "live", "board, stepped 4 ms ago"),
-            ("follower", "following", "one version behind"),
-            ("scheduler", "offered", "12 slots"),
-            ("partition", "idle class", "serving steps 6 % longer beside a guest"),
-        ):
-            self.executor_board.part(part, state, detail)
+        self.executor_board.part("partition", "idle class", "binds on this kernel; serving steps 6 % longer")
+        self.executor_board.part("scheduler", "reached")
         self.run_waits = WaitBoard()
         self.run_board = self.service("frozen-lake", self.run_waits)
         self.run_board.fact("metrics", self.serve(self.run.registry))
@@ -98,13 +73,16 @@ class Fleet:
         step = 1 + self._second // 20
         guest = max(0.0, 0.9 - busy)
         for who, share in (("serving", busy), ("guest", guest)):
-            self.executor.compute.labels(who).set(share)
-            self.executor.kv.labels(who).set(0.2 + 0.6 * share)
+            self.executor.compute_ratio.labels(who).set(share)
+            self.executor.kv_used_ratio.labels(who).set(0.2 + 0.6 * share)
             self.executor.requests.labels(who).set(round(10 * share))
-        self.executor.gate.set(min(1.0, 1.2 * guest))
-        self.executor.slots.set(12)
-        self.executor.version.set(max(0, step - 1))
-        self.executor.tokens.inc(900 * guest)
+        self.executor.gate_open_ratio.set(min(1.0, 1.2 * guest))
+        self.executor.slots_open.set(12)
+        self.executor_board.part("guest", "lent", f"12 requests may be on it; {round(10 * guest)} running, 0 waiting")
+        self.executor_board.part("serving", "serving", f"{round(10 * busy)} running, 0 waiting, slack 14 ms")
+        self.executor_board.part("follower", "following", f"version {max(0, step - 1)}")
+        self.executor.weight_version.set(max(0, step - 1))
+        self.executor.guest_tokens.inc(900 * guest)
         self._engine.labels("guest").inc(1400 + self._random.uniform(-100, 100))
         self._account(step)
 
