@@ -1,13 +1,14 @@
-"""A real guest under an executor: lent with a version of the run only, counted in all its lives, gone with its owner."""
+"""A real guest under an executor: lent with a version of the run, counted in all its lives, gone with its owner."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import sys
+import tempfile
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
@@ -24,11 +25,11 @@ from rose.cli.executor import open_lender
 from rose.metrics import ExecutorMetrics
 from rose.runs import open_service
 from rose.slo import Slo
-from rose.status import Page, StatusBoard
+from rose.status import StatusBoard
 from rose.waits import WaitBoard
 from rose_executor.agent import Agent, Joined
 from rose_executor.agent_figures import AgentFigures
-from rose_executor.board import QUOTA, BoardReader
+from rose_executor.board import QUOTA, BoardReader, claim_quota
 from rose_executor.counts_client import CountsClient
 from rose_executor.counts_service import serve_counts
 from rose_executor.engine_health import EngineHealth
@@ -60,6 +61,7 @@ class Executor:
     serving: IdleServing
     counts: CountsClient
     pids: list[int]
+    freeze: Callable[[], None]
     running: asyncio.Task[None]
 
     def sample(self, name: str, **labels: str) -> float | None:
@@ -83,6 +85,10 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
             born(pid)
 
         yield Midwife(rig.warm, told)
+
+    def frozen() -> None:
+        watch.rules.frozen = "the test says so"
+        partitioner.freeze()
 
     host, port = run.weights.split(":")
     with (
@@ -114,7 +120,7 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
             serves = asyncio.create_task(serving.run())
             running = asyncio.create_task(agent.run(joined))
             try:
-                yield Executor(agent, metrics.registry, status, serving, counts, pids, running)
+                yield Executor(agent, metrics.registry, status, serving, counts, pids, frozen, running)
             finally:
                 running.cancel()
                 await asyncio.gather(running, return_exceptions=True)
@@ -165,6 +171,10 @@ def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(r
             await until(lambda: here.sample("guest_tokens") == 35)
             assert here.sample("guest_restarts_total") == 1
             await silence_shuts(here, run)
+            here.freeze()
+            await until(lambda: run.engines and run.engines[0].incarnation != lease.incarnation)
+            assert not (await here.counts.counts(lease.incarnation)).alive
+            assert here.sample("guest_restarts_total") == 2
             here.running.cancel()
             await asyncio.gather(here.running, return_exceptions=True)
             await until(lambda: not run.engines)
@@ -195,3 +205,77 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
     assert here.sample("compute_ratio", who="serving") is None
     here.serving.silent = False
     await until(lambda: run.engines)
+
+
+class ExecutorProcess:
+    """`rose executor` as a process of its own, beside an idle serving engine."""
+
+    def __init__(self, folder: Path, model: Path, join: Path) -> None:
+        self._folder = folder
+        self._join = join
+        self.board = folder / "board"
+        self.config = folder / "executor.toml"
+        self.config.write_text(
+            f'[executor]\nstate = "state"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
+            f'[guest]\nmodel = "{model}"\nmax_model_len = 256\nmax_num_seqs = 8\nkv_cache_gib = 0.0625\n'
+        )
+
+    async def start(self) -> tuple[asyncio.subprocess.Process, str, str]:
+        """The process, the address of its counts and that of its metrics."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rose.cli.main", "executor", "--config", self.config, "--join", self._join),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=self._folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "ROSE_RUNTIME_DIR": str(self._folder / "runtime"),
+            },
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(LONG_S):
+            said = (await process.stdout.readline()).decode().split()
+        assert said[:3] == ["executor:", "counts", "on"], said
+        return process, said[3].rstrip(";"), said[-1]
+
+
+def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_model: Path) -> None:
+    async def check(folder: Path) -> None:
+        async with lending_run(folder, tiny_model) as run:
+            await run.publish(0)
+            executor = ExecutorProcess(folder, tiny_model, run.join_file())
+            serves = asyncio.create_task(IdleServing(executor.board).run())
+            process, counts_address, _ = await executor.start()
+            async with run.lease() as lease:
+                assert lease.counts_address == counts_address
+                assert await sample_on(lease, "r", 12) == 12
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 2  # the warm process and the guest
+            process.kill()
+            await process.wait()
+            await until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+            with closing(BoardReader(executor.board)) as board:
+                await until(lambda: board.read(QUOTA, time.monotonic()).state is None)
+            await the_next(executor, lease.incarnation)
+            serves.cancel()
+
+    with tempfile.TemporaryDirectory(prefix="rose-") as folder:  # short, because it holds sockets
+        asyncio.run(check(Path(folder)))
+
+
+async def the_next(executor: ExecutorProcess, lost: str) -> None:
+    """It answers for the dead guest at once, says that it is well, and ends when asked to, though just starting."""
+    process, counts_address, metrics_url = await executor.start()
+    client = CountsClient(counts_address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+    counts = await client.counts(lost, ["r"])
+    await client.close()
+    assert (counts.known, counts.alive, counts.requests["r"].tokens) == (True, False, 12)
+    health = await asyncio.to_thread(
+        urllib.request.urlopen, metrics_url.replace("/metrics", "/healthz"), timeout=LONG_S
+    )
+    with health:
+        assert health.read() == b"ok\n"
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(LONG_S):
+        assert await process.wait() == 0
+    claim_quota(executor.board).close()
