@@ -45,7 +45,7 @@ from rose_executor.slack import SlackPolicy
 from rose_executor.token_route import TokenRoute, open_session
 from rose_transfer.transport.tcp import TcpClient
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.06)
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
+from rose.cli.app_executor import executor
 from rose.errors import ConfigError
 from rose.slo import Slo
-from rose_executor.executor_config import load_executor_config
+from rose_executor.executor_config import ExecutorConfig, load_executor_config
 
+ROOT = Path(__file__).parents[2]
 FILE = """
 [executor]
 state = "state"
@@ -98,6 +103,34 @@ def test_without_any_file_the_sections_are_asked_for() -> None:
         ConfigError, match=r"the flags:\n  executor.state: missing(.|\n)*join: missing(.|\n)*guest: missing"
     ):
         load_executor_config(None, None, {"name": "x"})
+
+
+def test_the_example_of_the_documents_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"```toml\n(\[executor\].*?)```", (ROOT / "executor/README.md").read_text("utf-8"), re.DOTALL
+    )
+    config = load_executor_config(*files(tmp_path, example), {})
+    assert (config.executor.cores, config.guest.max_num_seqs) == ([0], 64)
+
+
+def test_the_help_shows_every_key_with_its_default(tmp_path: Path) -> None:
+    text = inspect.cleandoc(executor.__doc__ or "")
+    (shown,) = re.findall(r"(  \[executor\].*?)\n\n", text, re.DOTALL)
+    file = tmp_path / "executor.toml"
+    file.write_text(inspect.cleandoc(shown))
+    config = load_executor_config(file, None, {})
+    asked_for = {"state", "scheduler", "weights", "token_file", "board", "ttft_ms", "tpot_ms", "model"}
+    for name, field in ExecutorConfig.model_fields.items():
+        assert isinstance(field.annotation, type)
+        assert issubclass(field.annotation, BaseModel)
+        keys = field.annotation.model_fields
+        assert set(getattr(config, name).model_fields_set) == set(keys)
+        for key, found in keys.items():
+            assert found.is_required() == (key in asked_for)
+            if key == "out":
+                assert getattr(config, name).out == tmp_path / found.default
+            elif not found.is_required():
+                assert getattr(getattr(config, name), key) == found.default
 
 
 def test_ports_are_apart(tmp_path: Path) -> None:
