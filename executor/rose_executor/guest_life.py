@@ -27,6 +27,7 @@ log = logger("guest")
 
 _FIRST_VERSION_S = 60.0
 _END_S = 30.0
+_REPLACED = "the guest is replaced"
 
 Receiving = Callable[[ControlClient], contextlib.AbstractAsyncContextManager[Receiver]]
 
@@ -112,9 +113,11 @@ class GuestLife:
                 if self.live.dead.is_set():
                     self._end = "the guest is dead"
                     return
-                self._end = "the guest is replaced"
                 for task in done:
                     task.result()
+            except (EngineError, DeadlineExceeded):
+                self._end = _REPLACED
+                raise
             finally:
                 for task in tasks:
                     task.cancel()
@@ -142,6 +145,9 @@ class GuestLife:
         log.info("the guest is offered", incarnation=offer.incarnation, version=offer.weight_version)
         try:
             await self._lender.keep_offered(offer, self._state)
+        except EngineError:
+            self._end = _REPLACED
+            raise
         finally:
             await self._lender.withdraw(offer, self._end)
 
