@@ -69,11 +69,10 @@ def _told(step: Footprint, trajectory_id: str) -> Text:
 
 
 def _shown(values: Mapping[str, Any], trajectory_id: str) -> Iterator[tuple[str, str]]:
-    """What is not said already: its own id is left out, and a list that it is one of is counted."""
+    """What is not said already: its own id is left out; a list that it is in is counted, and others beside it left out."""
+    lists = {name for name, value in values.items() if isinstance(value, list)}
+    holding = {name for name in lists if trajectory_id in values[name]}
     for name, value in values.items():
-        if name in _NOT_SHOWN or value in (None, ""):
+        if name in _NOT_SHOWN or value in (None, "", []) or (holding and name in lists - holding):
             continue
-        if isinstance(value, list) and trajectory_id in value:
-            yield name, f"{len(value)} with this one"
-        else:
-            yield name, str(value)
+        yield name, f"{len(value)} with this one" if name in holding else str(value)
