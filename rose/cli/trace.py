@@ -69,7 +69,7 @@ def _told(step: Footprint, trajectory_id: str) -> Text:
 
 
 def _shown(values: Mapping[str, Any], trajectory_id: str) -> Iterator[tuple[str, str]]:
-    """What is not said already: its own id is left out; a list that it is in is counted, and others beside it left out."""
+    """What is not said already; a list of ids that it is in is counted, and those beside it are about others."""
     lists = {name for name, value in values.items() if isinstance(value, list)}
     holding = {name for name in lists if trajectory_id in values[name]}
     for name, value in values.items():
