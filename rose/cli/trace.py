@@ -16,7 +16,7 @@ from rose.cli.terminal import console
 from rose.cli.trail import LOG_FILE, Footprint, footprints, newest_run
 from rose.errors import ConfigError
 
-_NOT_SHOWN = {"timestamp", "level", "event", "part", "logger", "trajectory_id", "group_id"}
+_NOT_SHOWN = {"timestamp", "level", "event", "part", "logger", "trajectory_id", "group_id", "lease_id"}
 _LEVELS = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 _WIDEST = 600
 """Characters of one line's text: an environment may have put a whole page into it."""

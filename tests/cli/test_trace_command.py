@@ -67,6 +67,7 @@ def out(tmp_path: Path) -> Path:
     write(other / "job.toml", "", written_s=-20)
     write(other / "log.jsonl", line(3, "another run's", trajectory_id="s1g0-1"), written_s=50)
     write(other / "scheduler-20270115-080001-0006" / "log.jsonl", line(3, "another's", trajectory_id="s1g0-1"))
+    (out / "current").symlink_to(run)  # whoever likes a shorter name for it does not see everything twice
     return out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from coserving_tools import make_engines, make_latencies, make_serving, make_sharing
 
 from rose.report.binned import BINS_MAX, Bins, bins_of
 from rose.report.claim import claim
@@ -15,7 +16,6 @@ from rose.report.model import Phase, RunReport
 from rose.report.serving_charts import colours, latency_charts, memory_and_version_charts, share_charts
 from rose.report.timeline import phase_lanes, ticks, timeline
 from rose.report.words import clock, kept, milliseconds, serving_words, summary_lines
-from tests.report.coserving_tools import make_engines, make_latencies, make_serving, make_sharing
 
 
 def with_shared(report: RunReport, **figures: object) -> RunReport:
