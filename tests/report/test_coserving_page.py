@@ -66,6 +66,14 @@ def test_a_plain_run_claims_nothing(full_report: RunReport) -> None:
     assert latency_charts(full_report) == share_charts(full_report) == memory_and_version_charts(full_report) == []
 
 
+def test_a_run_on_engines_of_its_own_says_nothing_of_lent_ones(full_report: RunReport) -> None:
+    alone = full_report.model_copy(update={"engines": make_engines()[:1]})
+    text = render_html(alone)
+    assert "engine-0" in text
+    assert "On lent time" not in text
+    assert "lent engines" not in text + "".join(summary_lines(alone, None))
+
+
 def test_the_page_of_a_co_served_run(coserving_report: RunReport) -> None:
     text = render_html(coserving_report)
     for words in (
