@@ -16,7 +16,7 @@ from rose.cli.terminal import console
 from rose.cli.trail import LOG_FILE, Footprint, footprints, newest_run
 from rose.errors import ConfigError
 
-_NOT_SHOWN = {"timestamp", "level", "event", "part", "logger", "trajectory_id", "group_id"}
+_NOT_SHOWN = {"timestamp", "level", "event", "part", "logger", "trajectory_id", "group_id", "lease_id"}
 _LEVELS = {"warning": "yellow", "error": "bold red", "critical": "bold red"}
 _WIDEST = 600
 """Characters of one line's text: an environment may have put a whole page into it."""
@@ -69,11 +69,10 @@ def _told(step: Footprint, trajectory_id: str) -> Text:
 
 
 def _shown(values: Mapping[str, Any], trajectory_id: str) -> Iterator[tuple[str, str]]:
-    """What is not said already: its own id is left out, and a list that it is one of is counted."""
+    """What is not said already; a list of ids that it is in is counted, and those beside it are about others."""
+    lists = {name for name, value in values.items() if isinstance(value, list)}
+    holding = {name for name in lists if trajectory_id in values[name]}
     for name, value in values.items():
-        if name in _NOT_SHOWN or value in (None, ""):
+        if name in _NOT_SHOWN or value in (None, "", []) or (holding and name in lists - holding):
             continue
-        if isinstance(value, list) and trajectory_id in value:
-            yield name, f"{len(value)} with this one"
-        else:
-            yield name, str(value)
+        yield name, f"{len(value)} with this one" if name in holding else str(value)

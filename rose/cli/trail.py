@@ -50,11 +50,11 @@ def newest_run(out: Path) -> Path | None:
 def footprints(trajectory_id: str, run: Path) -> list[Footprint]:
     """Of the run in the output folder `run` and the services beside it."""
     whole = re.compile(rb"(?<![\w.-])" + re.escape(trajectory_id.encode()) + rb"(?![\w-])")
-    found = [step for path in _logs_within(run) for step in _read(path, _source(path, run), whole)]
+    found = [step for path in _logs_within(run) for step in _read(path, _source(path, run, "run"), whole)]
     first_s, last_s = _span(run / LOG_FILE)
     for path in _logs_beside(run):
         if _file_written_s(path) >= first_s:
-            beside = _read(path, _source(path, run.parent), whole)
+            beside = _read(path, _source(path, run.parent, _STAMP.sub("", run.parent.name)), whole)
             found.extend(step for step in beside if first_s <= step.at_s <= last_s + _AFTER_S)
     return sorted(found, key=lambda step: step.at_s)
 
@@ -68,15 +68,18 @@ def _logs_beside(run: Path) -> Iterator[Path]:
     for pattern in _LOGS:
         yield from sorted(run.parent.glob(pattern))
     for folder in sorted(run.parent.iterdir()):
-        if folder.is_dir() and folder != run and not (folder / JOB_FILE).exists():
+        if folder.is_dir() and not folder.is_symlink() and folder != run and not (folder / JOB_FILE).exists():
             yield from (path for path in _logs_within(folder) if not (path.parent / JOB_FILE).exists())
 
 
-def _source(path: Path, base: Path) -> str:
-    """The service or part whose log it is, without times and random parts: run, engine-0, scheduler, executor/guest."""
+def _source(path: Path, base: Path, itself: str) -> str:
+    """The service or part whose log it is, without times and random parts: engine-0, scheduler, executor/guest.
+
+    `itself` is what a log of `base` itself is called.
+    """
     folders = [_STAMP.sub("", part) for part in path.parent.relative_to(base).parts]
     name = [] if path.name == LOG_FILE else [path.stem]
-    return "/".join((*folders, *name)) or "run"
+    return "/".join((*folders, *name)) or itself
 
 
 def _read(path: Path, source: str, whole: re.Pattern[bytes]) -> Iterator[Footprint]:
@@ -84,7 +87,7 @@ def _read(path: Path, source: str, whole: re.Pattern[bytes]) -> Iterator[Footpri
     timed = b""
     with suppress(OSError), path.open("rb") as file:
         for line in file:
-            is_json = line.startswith(b"{")
+            is_json = line.startswith(b"{") and line.endswith(b"}\n")
             if is_json:
                 timed = line  # Only where it is needed is its time read: that takes ten times as long as the search.
             if whole.search(line):

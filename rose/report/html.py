@@ -55,6 +55,7 @@ def render_html(report: RunReport) -> str:
             comparisons=[] if report.serving is None else comparisons(report.serving),
             budget=None if report.serving is None else budget(report.serving),
             colours=colours(report),
+            lent=any(engine.kind == "lent" for engine in report.engines),
             accounts=account_bars(report.ledger),
             timeline=timeline(report),
             guest_faults=guest_faults(report),

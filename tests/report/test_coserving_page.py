@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from coserving_tools import make_engines, make_latencies, make_serving, make_sharing
 
 from rose.report.binned import BINS_MAX, Bins, bins_of
 from rose.report.claim import claim
@@ -15,7 +16,6 @@ from rose.report.model import Phase, RunReport
 from rose.report.serving_charts import colours, latency_charts, memory_and_version_charts, share_charts
 from rose.report.timeline import phase_lanes, ticks, timeline
 from rose.report.words import clock, kept, milliseconds, serving_words, summary_lines
-from tests.report.coserving_tools import make_engines, make_latencies, make_serving, make_sharing
 
 
 def with_shared(report: RunReport, **figures: object) -> RunReport:
@@ -64,6 +64,14 @@ def test_a_plain_run_claims_nothing(full_report: RunReport) -> None:
     assert claim(full_report) == ()
     assert timeline(full_report).run_from == 0.0
     assert latency_charts(full_report) == share_charts(full_report) == memory_and_version_charts(full_report) == []
+
+
+def test_a_run_on_engines_of_its_own_says_nothing_of_lent_ones(full_report: RunReport) -> None:
+    alone = full_report.model_copy(update={"engines": make_engines()[:1]})
+    text = render_html(alone)
+    assert "engine-0" in text
+    assert "On lent time" not in text
+    assert "lent engines" not in text + "".join(summary_lines(alone, None))
 
 
 def test_the_page_of_a_co_served_run(coserving_report: RunReport) -> None:

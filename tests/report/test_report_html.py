@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from coserving_tools import make_latencies, make_serving, make_sharing
 
 from rose.ledger import Account
 from rose.report.bars import MEANINGS, account_bars
@@ -17,7 +18,6 @@ from rose.report.charts import step_charts, success_chart, time_chart
 from rose.report.coserving import EngineTokens, Series
 from rose.report.html import flat, render_html, sample_pairs
 from rose.report.model import Alarm, EngineRestart, LedgerSummary, Message, Phase, RunReport, Sample
-from tests.report.coserving_tools import make_latencies, make_serving, make_sharing
 
 PAYLOADS = [
     "</script><script>document.title='owned'</script>",
