@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray_site import RaySite
 
 import rose.demo.warmstart
 from rose.env.chat import ChatRenderer
@@ -51,3 +54,13 @@ def books() -> Books:
 @pytest.fixture
 def waits() -> WaitBoard:
     return WaitBoard()
+
+
+@pytest.fixture(scope="session")
+def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySite]:
+    """The Ray that tests share; files that name this fixture share one worker of pytest's too."""
+    with asyncio.Runner() as runner:
+        made = RaySite(runner, tmp_path_factory.mktemp("ray"))
+        yield made
+        made.close()
+        assert made.waits.snapshot() == ()

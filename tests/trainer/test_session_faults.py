@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +17,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from local_crew import open_local_crew
 from stand_ins import a_job
 
-from rose.env.contract import StepResult
-from rose.env.frozen_lake import FrozenLake
 from rose.errors import ClusterError, EngineError, RoseError, TrainingError, TransferError
 from rose.ledger import Account
 from rose.logs import logger, open_log
@@ -31,8 +29,9 @@ from rose.report.model import RunReport
 from rose.report.write import write_report
 from rose.runs import Run
 from rose.status import StatusBoard
-from rose.trainer import loop
+from rose.trainer import actor_rank
 from rose.trainer.books import Books
+from rose.trainer.crew import OpenCrew, open_crew
 from rose.trainer.recorder import Recorder
 from rose.trainer.session import Session
 from rose.waits import WaitBoard
@@ -85,6 +84,7 @@ class Bench:
     model: Path
     folder: Path
     states: dict[str, list[str]] = field(default_factory=dict)
+    open_crew: OpenCrew = open_local_crew
 
     def play(
         self, sections: dict[str, dict[str, Any]], meanwhile: Callable[[Bench], Awaitable[None]] | None = None
@@ -97,7 +97,7 @@ class Bench:
         self.board = StatusBoard(run, waits)
         job = a_job(self.model, self.folder, **sections)
         self.recorder = WatchingRecorder(job, run, books, waits, self.board, Metrics(), self._changed)
-        session = Session(job, self.recorder, books, waits, self._open_launcher)
+        session = Session(job, self.recorder, books, waits, self._open_launcher, self.open_crew)
         failure: RoseError | None = None
         with self.board:
             try:
@@ -194,6 +194,26 @@ def test_a_small_job_runs_to_its_end(bench: Bench) -> None:
     assert (report.steps[0].logprob_mismatch_max or 0.0) < 1e-4
 
 
+def test_a_worker_of_the_environments_that_is_killed_costs_its_episodes_alone(bench: Bench) -> None:
+    bench.open_crew = open_crew
+    deadly = {"kind": "rough_lake:Deadly", "params": {"mark": str(bench.folder / "mark")}}
+    played = bench.play({"environment": deadly, "rollout": {"groups": 4}, "train": {"steps": 2}})
+    assert played.failure is None, str(played.failure)
+    report = played.balanced()
+    assert report.outcome == "finished"
+    assert set(report.steps[0].outcomes) == {"completed", "environment-failed"}
+    assert set(report.steps[1].outcomes) == {"completed"}
+    assert any("environment-0 is dead" in cause for cause in report.environment_failures)
+    assert report.ledger.accounts[Account.ENVIRONMENT_FAILED.value] > 0
+    assert played.states["environment-0"] == ["starting", "ready", "dead", "starting", "ready", "ended"]
+    for part in ("actor", "reference", "Ray"):
+        assert played.states[part] == ["starting", "ready", "ended"]
+    # The first step is sampled by the reference itself; what differs is the rounding.
+    first, second = report.steps
+    assert (first.reference_kl or 0.0) < 1e-6
+    assert (second.reference_kl or 0.0) > 1e-6
+
+
 @pytest.mark.parametrize("victim", ["api server", "engine core"])
 def test_an_engine_killed_in_mid_rollout_is_restarted_and_its_turns_go_on(babbling: Bench, victim: str) -> None:
     async def kill(bench: Bench) -> None:
@@ -242,40 +262,15 @@ def test_an_engine_that_dies_again_and_again_ends_the_run(babbling: Bench) -> No
     assert report.ledger.accounts[Account.ABORTED.value] > 0
 
 
-class Unruly(FrozenLake):
-    """A lake where tasks go wrong in turn, by their seed: raising, hanging, flooding, and one that is well."""
-
-    release = threading.Event()
-
-    def reset(self, seed: int, episode_id: str) -> str:
-        self._trouble = "none" if seed >= 1_000_000_000 else ("raise", "hang", "flood", "none")[seed % 4]
-        if seed == 1_000_000_003:
-            raise RuntimeError("a held-out task that never begins")
-        return super().reset(seed, episode_id)
-
-    def step(self, action: str) -> StepResult:
-        match self._trouble:
-            case "raise":
-                raise RuntimeError("the lake is dry")
-            case "hang":
-                self.release.wait(30)
-            case "flood":
-                return StepResult("x" * 10_000_000, 0.0, False, False)
-        return super().step(action)
-
-
 def test_environments_that_raise_hang_or_flood_cost_their_own_trajectories(bench: Bench) -> None:
-    try:
-        played = bench.play(
-            {
-                "environment": {"kind": "test_session_faults:Unruly", "step_timeout_s": 0.5},
-                "rollout": {"groups": 4},
-                "train": {"steps": 1},
-                "weights": {"parity_every_steps": 0},
-            }
-        )
-    finally:
-        Unruly.release.set()
+    played = bench.play(
+        {
+            "environment": {"kind": "rough_lake:Unruly", "step_timeout_s": 0.5},
+            "rollout": {"groups": 4},
+            "train": {"steps": 1},
+            "weights": {"parity_every_steps": 0},
+        }
+    )
     assert played.failure is None
     report = played.balanced()
     assert report.steps[0].outcomes == {"completed": 2, "environment-failed": 6}
@@ -287,7 +282,7 @@ def test_environments_that_raise_hang_or_flood_cost_their_own_trajectories(bench
 
 
 def test_an_update_that_loses_the_action_format_raises_the_alarm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.update
+    real = actor_rank.update
 
     def ruinous(policy: Any, *rest: Any) -> Any:
         stats = real(policy, *rest)
@@ -297,7 +292,7 @@ def test_an_update_that_loses_the_action_format_raises_the_alarm(bench: Bench, m
                 parameter.add_(torch.randn_like(parameter))
         return stats
 
-    monkeypatch.setattr(loop, "update", ruinous)
+    monkeypatch.setattr(actor_rank, "update", ruinous)
     played = bench.play(
         {
             "rollout": {"groups": 4, "group_size": 4},
