@@ -34,7 +34,7 @@ from rose.demo.serving_section import serving_section, training_window
 from rose.demo.under_watch import under_watch
 from rose.errors import RoseError
 from rose.logs import logger, open_log
-from rose.observer.observer import observing
+from rose.observer.observer import observe
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
 from rose.report.words import percent, serving_words
@@ -122,15 +122,17 @@ class Director:
 
     async def run(self) -> int:
         """The run's exit status. Raises RoseError if a part ends without which there is no demo."""
-        async with contextlib.AsyncExitStack() as stack:
-            self._watched.pids[os.getpid()] = "director"
-            await stack.enter_async_context(
-                observing(runtime_root(), self._waits, self._watched.store, self._watched.seen)
-            )
-            serving = await self._serve(stack)
-            shared = await under_watch(self._compare(stack, serving), serving.watch())
+        self._watched.pids[os.getpid()] = "director"
+        shared = await under_watch(
+            self._directed(), observe(runtime_root(), self._waits, self._watched.store, self._watched.seen)
+        )
         self._report(shared)
         return shared.status
+
+    async def _directed(self) -> Shared:
+        async with contextlib.AsyncExitStack() as stack:
+            serving = await self._serve(stack)
+            return await under_watch(self._compare(stack, serving), serving.watch())
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> ServingEngine:
         folder = self._service.runtime

@@ -109,10 +109,13 @@ async def observing(
     root: Path, waits: WaitBoard, store: SeriesStore[SeriesKey], seen: Callable[[View], None]
 ) -> AsyncIterator[None]:
     """Look until the body ends. Should the looking fail, which is a fault of ours, the body is cancelled."""
-    async with (
-        ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(limit=0)) as http,
-        asyncio.TaskGroup() as group,
-    ):
-        looking = group.create_task(Observer(root, http, waits, store, seen).run(), name="observer")
+    async with asyncio.TaskGroup() as group:
+        looking = group.create_task(observe(root, waits, store, seen), name="observer")
         yield
         looking.cancel()
+
+
+async def observe(root: Path, waits: WaitBoard, store: SeriesStore[SeriesKey], seen: Callable[[View], None]) -> None:
+    """Look until cancelled."""
+    async with ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(limit=0)) as http:
+        await Observer(root, http, waits, store, seen).run()

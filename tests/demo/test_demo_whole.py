@@ -93,7 +93,7 @@ class SmallDemo:
         while not (found := look()):
             assert self.process.poll() is None, f"ended before {what}:\n{self.said()}"
             assert time.monotonic() < deadline_s, f"no {what}:\n{self.said()}\n{self.pages()}"
-            time.sleep(0.1)
+            time.sleep(0.5)
         return found
 
     def trained(self, steps: int) -> int:
