@@ -68,8 +68,9 @@ def _logs_beside(run: Path) -> Iterator[Path]:
     for pattern in _LOGS:
         yield from sorted(run.parent.glob(pattern))
     for folder in sorted(run.parent.iterdir()):
-        if folder.is_dir() and not folder.is_symlink() and folder != run and not (folder / JOB_FILE).exists():
-            yield from (path for path in _logs_within(folder) if not (path.parent / JOB_FILE).exists())
+        if folder.is_dir() and not folder.is_symlink():
+            runs = {job.parent for job in folder.rglob(JOB_FILE)}
+            yield from (path for path in _logs_within(folder) if runs.isdisjoint(path.parents))
 
 
 def _source(path: Path, base: Path, itself: str) -> str:
@@ -118,11 +119,10 @@ def _span(log: Path) -> tuple[float, float]:
         with log.open("rb") as file:
             first = file.readline()
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            last = [line for line in file.read().splitlines() if line.startswith(b"{")][-1:]
+            times = [_at_s(_values(line)) for line in file.read().splitlines()]
     except OSError:
         return 0.0, math.inf
-    first_s, last_s = _at_s(_values(first)), _at_s(_values(last[0])) if last else 0.0
-    return first_s, last_s or math.inf
+    return _at_s(_values(first)), max(times, default=0.0) or math.inf
 
 
 def _written_s(folder: Path) -> float:

@@ -78,7 +78,7 @@ def percent(fraction: float) -> str:
 
 def kept(fraction: float) -> str:
     """A share that was kept, to a tenth of a percent and never rounded up: 99.96 % is not 100 %."""
-    return "100 %" if fraction == 1 else f"{math.floor(1000 * fraction + 1e-9) / 10:.1f} %"
+    return "100 %" if fraction == 1 else f"{math.floor(1000 * fraction) / 10:.1f} %"
 
 
 def ratio(value: float) -> str:

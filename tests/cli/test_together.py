@@ -63,7 +63,13 @@ def test_a_group_that_is_joined_late_stands_where_its_first_member_stood() -> No
 def test_an_output_folder_within_the_others_joins_and_one_beside_it_does_not() -> None:
     inner, outer = service("a", "/out/b/a"), service("b", "/out/b")
     assert together([inner, outer]) == [[inner, outer]]
+    assert together([outer, inner]) == [[outer, inner]]
     assert len(together([service("a", "/out/a"), service("b", "/out/ab")])) == 2
+
+
+def test_who_follows_the_same_weights_belongs_together() -> None:
+    follower = service("follower", weights="127.0.0.1:2")
+    assert together([RUN, follower, service("stranger", weights="127.0.0.1:4")])[0] == [RUN, follower]
 
 
 def test_what_has_no_page_stands_alone() -> None:

@@ -67,7 +67,11 @@ def out(tmp_path: Path) -> Path:
     write(other / "job.toml", "", written_s=-20)
     write(other / "log.jsonl", line(3, "another run's", trajectory_id="s1g0-1"), written_s=50)
     write(other / "scheduler-20270115-080001-0006" / "log.jsonl", line(3, "another's", trajectory_id="s1g0-1"))
-    (out / "current").symlink_to(run)  # whoever likes a shorter name for it does not see everything twice
+    nested = out / "demo-20270115-080000-0008" / "lake-20270115-080003-0009"
+    write(nested / "job.toml", "", written_s=-20)
+    write(nested / "log.jsonl", line(3, "a nested run's", trajectory_id="s1g0-1"), written_s=50)
+    write(nested / "scheduler-20270115-080001-0010" / "log.jsonl", line(3, "its", trajectory_id="s1g0-1"))
+    (out / "current").symlink_to(executor)  # whoever likes a shorter name for it does not see everything twice
     return out
 
 
@@ -102,6 +106,16 @@ def test_ids_that_only_begin_or_end_alike_are_others(out: Path) -> None:
 def test_a_run_without_a_log_of_its_own_still_has_those_of_its_parts(out: Path) -> None:
     (out / RUN / "log.jsonl").unlink()
     assert ("scheduler", "lease granted") in told(footprints("s1g0-1", out / RUN))
+
+
+def test_the_last_line_of_a_run_that_was_killed_may_be_torn(out: Path) -> None:
+    with (out / RUN / "log.jsonl").open("a") as log:
+        log.write('{"part": "torn')
+    sources = [source for source, _ in told(footprints("s1g0-1", out / RUN))]
+    assert sources.count("executor/guest") == 1
+    (out / RUN / "log.jsonl").write_text("no time at all\n")
+    sources = [source for source, _ in told(footprints("s1g0-1", out / RUN))]
+    assert sources.count("executor/guest") == 3
 
 
 def test_a_run_in_the_folder_of_the_service_that_started_it(out: Path, tmp_path: Path) -> None:

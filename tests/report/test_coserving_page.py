@@ -14,7 +14,7 @@ from rose.report.coserving import EngineTokens, Series, Sharing
 from rose.report.html import guest_faults, render_html
 from rose.report.model import Phase, RunReport
 from rose.report.serving_charts import colours, latency_charts, memory_and_version_charts, share_charts
-from rose.report.timeline import phase_lanes, ticks, timeline
+from rose.report.timeline import engine_lanes, phase_lanes, ticks, timeline
 from rose.report.words import clock, kept, milliseconds, serving_words, summary_lines
 
 
@@ -203,6 +203,12 @@ def test_lanes_of_engines_then_of_phases(coserving_report: RunReport) -> None:
     assert set_up.stretches[0][0] == pytest.approx(shown.run_from)
     assert 20 < shown.run_from < 40
     assert (shown.run_from, 0) in [(pytest.approx(left), at_s) for left, at_s in shown.ticks]
+
+
+def test_no_lane_is_higher_than_its_place() -> None:
+    wild = Series(what="compute", who="serving", at_s=(0.0, 2.0, 4.0, 6.0), values=(1.5, None, -0.5, 0.5))
+    (lane,) = engine_lanes(Sharing(partition="p", series=(wild,)), Bins(0.0, 2.0, 4), {})
+    assert lane.outline == "M0 100H0.0V0H250.0V100H750.0V50H1000V100Z"
 
 
 def test_a_lent_engine_without_compute_has_a_lane_of_its_own(coserving_report: RunReport) -> None:
