@@ -36,7 +36,6 @@ from rose.simulator.coserving.shared_core import SharedCore
 from rose.simulator.coserving.token_books import LEDGER, TokenBooks
 from rose.simulator.coserving.training import ALARM, Training
 from rose.simulator.coserving.waits import WaitBooks
-from rose.simulator.sampling_engine import Page
 from rose.simulator.world import must
 from rose.slo import Slo
 from rose.trainer.alarm import MalformedAlarm
@@ -47,7 +46,7 @@ from rose_executor.slack import SlackPolicy
 from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
 
-FAULTS_UNTIL_S = 2.5
+FAULTS_UNTIL_S = 2.0
 CALM_S = 1.5
 OVER_S = 60.0
 COUNT_EVERY_S = 0.25
@@ -136,9 +135,8 @@ class CoservingWorld:
         """Play to the end. Raises SimulationFailed."""
         self.driver.call(0.0, "all begins", self._begin)
         self._plan_faults()
-        while (self._groups_left or not self.training.over or self.driver.now < FAULTS_UNTIL_S) and (
-            self.driver.now < OVER_S
-        ):
+        quiet_s = FAULTS_UNTIL_S + (self.plan.late_s if self.plan.late else 0.0)  # by then what is late has come
+        while self.driver.now < quiet_s or (self._groups_left or not self.training.over) and self.driver.now < OVER_S:
             self.driver.run(self.driver.now + 0.5)
         self.driver.call(0.0, "trajectories are over", self._check_over)
         self.driver.call(CALM_S, "all is calm", self._check_calm)
@@ -183,7 +181,7 @@ class CoservingWorld:
         """The run reads its own engines' pages, and asks the executor for those of its guests."""
         self.books.read(engine.page for engine in self.fleet.incarnations.values())
         if self.executor.up:
-            self.books.read(self.executor.pages.values())
+            self.books.read(guest.page for guest in self.executor.engines.values())
         if not self.executor.closing:
             self.driver.call(COUNT_EVERY_S, "", self._count)
 
@@ -251,24 +249,20 @@ class CoservingWorld:
     def _made(self, engine: RolloutEngine, version: int) -> None:
         must(version in self.store.published, "a token of no version", (engine.incarnation, version))
         self.books.made += 1
+        self.fleet.check()
         self.guest_tokens += engine.engine_id == "guest"
 
     def _find(self, incarnation: str) -> RolloutEngine:
-        guest = self.executor.guest
-        if guest is not None and guest.incarnation == incarnation:
-            return guest
-        return self.fleet.incarnations[incarnation]
+        return self.executor.engines.get(incarnation) or self.fleet.incarnations[incarnation]
 
-    def _really_runs(self, engine_id: str, incarnation: str) -> int | None:
-        guest = self.executor.guest
-        engine = guest if engine_id == "guest" else self.fleet.engines.get(engine_id)
-        return engine.version if engine is not None and engine.alive and engine.incarnation == incarnation else None
+    def _really_runs(self, incarnation: str) -> int | None:
+        engine = self._find(incarnation)
+        return engine.version if engine.alive else None
 
     # What must hold
 
     def _check(self) -> None:
         self.waits.check(self.driver.now)
-        self.fleet.check()
 
     def _check_over(self) -> None:
         must(self.training.over, "trajectories do not end", self.waits.open())
@@ -288,5 +282,4 @@ class CoservingWorld:
         for engine in self.fleet.engines.values():
             engine.crash()
         self.executor.crash_guest()
-        pages: list[Page] = [engine.page for engine in self.fleet.incarnations.values()]
-        self.books.close([*pages, *self.executor.pages.values()])
+        self.books.close(engine.page for engine in (*self.fleet.incarnations.values(), *self.executor.engines.values()))

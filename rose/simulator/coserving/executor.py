@@ -22,7 +22,7 @@ from rose.simulator.coserving.parts import Parts, PartsDriver, To
 from rose.simulator.coserving.scheduler_host import CALL_S, SchedulerHost
 from rose.simulator.coserving.shared_core import SharedCore
 from rose.simulator.coserving.waits import WaitBooks
-from rose.simulator.sampling_engine import Page, PageSlot
+from rose.simulator.sampling_engine import PageSlot
 from rose.simulator.world import must
 from rose_executor.board import GUEST, QUOTA, SERVING
 from rose_executor.board_states import ServingState
@@ -31,7 +31,7 @@ from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked, Write
 from rose_executor.slack import SlackPolicy
 from rose_scheduler.events import EngineKind, EngineOffered
 
-LOOK_S = 0.02
+LOOK_S = 0.025
 GATE_SHUT_S = 0.5
 RESTARTS_MAX = 6
 _NEW_TOKENS = 8
@@ -42,7 +42,7 @@ Counted = tuple[bool, PageSlot | None]
 
 
 class LendingExecutor:
-    """One machine's. `make_rules` makes the rules of each guest; `severed` says whether the link to the store is cut."""
+    """One machine's; `engines` are all its guests, the dead ones too, whose pages stay. `make_rules` makes the rules of each guest; `severed` says whether the link to the store is cut."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class LendingExecutor:
         self.lives = self.guests = self.freezes = 0
         self.guest: GuestEngine | None = None
         self.follower: GuestFollower | None = None
-        self.pages: dict[str, Page] = {}
+        self.engines: dict[str, GuestEngine] = {}
         self._parts = parts
         self._driver = driver
         self._board = board
@@ -118,8 +118,8 @@ class LendingExecutor:
 
     def counts(self, incarnation: str, request_id: str) -> Counted | None:
         """What the counts service answers; None if nobody answers."""
-        page = self.pages.get(incarnation)
-        return (page.writer_alive, page.slots.get(request_id)) if self.up and page is not None else None
+        page = self.engines[incarnation].page
+        return (page.writer_alive, page.slots.get(request_id)) if self.up else None
 
     def perform_health(self, action: HealthAction) -> None:
         if isinstance(action, Start):
@@ -217,7 +217,7 @@ class LendingExecutor:
             board=self._board,
             begins=self.guest_begins,
         )
-        self.guest, self.pages[incarnation] = guest, guest.page
+        self.guest = self.engines[incarnation] = guest
         self._new_rules()
         self._driver.feed(To(self.part, Ready()))
         self.follower.follow()

@@ -123,6 +123,7 @@ class Fleet:
                 self.given_up.add(engine_id)
 
     def perform_versions(self, action: VersionAction) -> None:
+        self.check()
         match action:
             case Stage() | Commit():
                 self._order(action)
@@ -134,7 +135,7 @@ class Fleet:
                 self._retire(action.version)
 
     def check(self) -> None:
-        """Where the version state lets an engine be used, it runs what that says."""
+        """Where the version state lets an engine be used, it runs what that says. For the moments that matter."""
         must(not self._versions.violations(), "the version state complains", self._versions.violations())
         for engine_id, engine in self.engines.items():
             if engine.alive and engine.incarnation in self.incarnations and self._versions.may_serve(engine_id):
@@ -184,6 +185,7 @@ class Fleet:
     def _beat(self, engine: DedicatedEngine) -> None:
         if not engine.alive or self.closing:
             return
+        self.check()
         may = self._versions.may_serve(engine.engine_id)
         version = self._versions.engine_version(engine.engine_id)
         if version is not None:

@@ -2,7 +2,7 @@
 
 Invariants
 - What a quota comes to is decided by the product's own `quota`; one that is stale or was never written shuts the gate.
-- A deaf guest takes no quota at all. A frozen one computes nothing more.
+- A deaf guest takes no quota at all, and computes whether it is asked for anything or not. A frozen one computes nothing more.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class GuestEngine(RolloutEngine):
             self._core.guest_stops()
 
     def kick(self) -> None:
-        if self._stepping or self.frozen or not self.alive or not self.requests or self._core.serving_busy:
+        if self._stepping or self.frozen or not self.alive or self._core.serving_busy:
+            return
+        if not self.requests and not self.deaf:
             return
         self._take_quota()
         if not self.weights.serving:
@@ -66,7 +68,7 @@ class GuestEngine(RolloutEngine):
             self.driver.call(_POLL_S, "", lambda: self._stepped([], 0, 0.0))
             return
         planned = self.plan(self.quota.tokens_per_step, self.quota.active_seqs) if computes(self.quota) else []
-        tokens = sum(share for _, share in planned)
+        tokens = sum(share for _, share in planned) or int(self.deaf)
         self._report()
         if tokens:
             self._stepping = True

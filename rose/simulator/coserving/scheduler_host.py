@@ -59,7 +59,7 @@ class _Engine:
 
 
 class SchedulerHost:
-    """`make` makes the core of each life; `standing_version` says what an incarnation really runs, None if dead."""
+    """`make` makes the core of each life; `really_runs` says what an incarnation really runs, None if dead."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class SchedulerHost:
         put: Callable[[str, Placement], None],
         drop: Callable[[str], None],
         make: Callable[[Limits], Placement],
-        really_runs: Callable[[str, str], int | None],
+        really_runs: Callable[[str], int | None],
         waits: WaitBooks,
     ) -> None:
         self.up = False
@@ -190,7 +190,7 @@ class SchedulerHost:
         silent_s = self._driver.now - engine.heard_s
         must(silent_s < LIMITS.beat_deadline_s, "granted on a silent engine", (grant, silent_s))
         must(len(engine.held) < min(engine.slots, engine.offered.max_requests), "granted without room", grant)
-        runs = self._really_runs(grant.engine_id, grant.incarnation)
+        runs = self._really_runs(grant.incarnation)
         must(runs is None or runs >= asked.event.min_version, "granted on an engine that lags", (grant, runs))
         engine.held.add(grant.lease_id)
         self._grants[grant.lease_id] = grant

@@ -23,7 +23,7 @@ from rose.version_events import Published
 
 LAG_MAX = 1
 """By how many versions an engine may be behind the newest to be given a turn."""
-STALE_MAX = 2
+STALE_MAX = 1
 """By how many versions a trajectory's oldest token may be behind to be trained."""
 UPDATE_S = 0.1
 ALARM = AlarmSettings(limit=0.5, min_actions=3)
