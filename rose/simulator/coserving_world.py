@@ -38,7 +38,7 @@ from rose.simulator.coserving.training import ALARM, Training
 from rose.simulator.coserving.waits import WaitBooks
 from rose.simulator.world import must
 from rose.slo import Slo
-from rose.trainer.alarm import MalformedAlarm
+from rose.trainer.alarm import AlarmSettings, MalformedAlarm
 from rose.versions import VersionState
 from rose_executor.engine_health import Wanted
 from rose_executor.guest_rules import GuestRules
@@ -61,7 +61,7 @@ class Cores:
     placement: Callable[[Limits], Placement] = Placement
     ledger: Callable[[], TokenLedger] = TokenLedger
     versions: Callable[[], VersionState] = VersionState
-    alarm: Callable[[], MalformedAlarm] = partial(MalformedAlarm, ALARM)
+    alarm: Callable[[AlarmSettings], MalformedAlarm] = MalformedAlarm
 
 
 class CoservingWorld:
@@ -83,8 +83,8 @@ class CoservingWorld:
         self.ledger, self.versions = ledger, versions
         self.books = TokenBooks(ledger, self.driver)
         self.board = SimulatedBoard()
-        interference = chance((1.0, 0.1))
-        self.core = SharedCore(self.driver, interference)
+        interference = chance((1.0, 0.1, 0.02))
+        self.core = SharedCore(self.driver, interference, chance((0.002, 0.0002)))
         self.serving = ServingEngine(self.core, self.board, self.driver, lambda excess_s: None)
         self.host = SchedulerHost(
             self.driver, self.parts.put, self.parts.drop, cores.placement, self._really_runs, self.waits
@@ -117,7 +117,7 @@ class CoservingWorld:
             lambda: self.driver.now < self._severed_until_s,
             self._made,
         )
-        self.training = Training(self.driver, self.store, self.books, cores.alarm(), chance((0.0, 0.3)))
+        self.training = Training(self.driver, self.store, self.books, cores.alarm(ALARM), chance((0.0, 0.3)))
         self.around = Surroundings(
             self.driver,
             self.host,
@@ -129,6 +129,7 @@ class CoservingWorld:
             self.training.acted,
         )
         self._groups_left = self.random.randint(2, 4)
+        self._flooded = chance((0.0, 0.0, 1.0))
         self.guest_tokens = 0
 
     def run(self) -> None:
@@ -136,7 +137,7 @@ class CoservingWorld:
         self.driver.call(0.0, "all begins", self._begin)
         self._plan_faults()
         quiet_s = FAULTS_UNTIL_S + (self.plan.late_s if self.plan.late else 0.0)  # by then what is late has come
-        while self.driver.now < quiet_s or (self._groups_left or not self.training.over) and self.driver.now < OVER_S:
+        while self.driver.now < quiet_s or (self._playing and self.driver.now < OVER_S):
             self.driver.run(self.driver.now + 0.5)
         self.driver.call(0.0, "trajectories are over", self._check_over)
         self.driver.call(CALM_S, "all is calm", self._check_calm)
@@ -150,6 +151,10 @@ class CoservingWorld:
         return self.driver.fingerprint()
 
     # What happens
+
+    @property
+    def _playing(self) -> bool:
+        return self._groups_left > 0 or not self.training.over
 
     def _begin(self) -> None:
         self.training.publish()
@@ -170,8 +175,8 @@ class CoservingWorld:
         self.training.begin_group(group_id, size, purpose, self.around)
 
     def _serve(self) -> None:
-        """Bursts of users, and pauses."""
-        for _ in range(self.random.choice((1, 2, 6))):
+        """Bursts of users, and pauses; now and then more than the engine can take for a while."""
+        for _ in range(self.random.choices((1, 2, 6, 60), (4, 4, 4, self._flooded))[0]):
             prompt, outputs = self.random.randint(8, 100), self.random.randint(2, 10)
             self.driver.call(self.random.random() * 0.3, "", partial(self.serving.request, prompt, outputs))
         if not self.executor.closing:
@@ -265,7 +270,7 @@ class CoservingWorld:
         self.waits.check(self.driver.now)
 
     def _check_over(self) -> None:
-        must(self.training.over, "trajectories do not end", self.waits.open())
+        must(not self._playing, "trajectories do not end", self.waits.open())
         self.training.publish()  # an engine that was left lagging comes back with the next version
 
     def _check_calm(self) -> None:

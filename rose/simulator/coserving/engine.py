@@ -30,15 +30,15 @@ Sampled = tuple[int, int]
 class Request:
     """One request, as both ends see it.
 
-    `part` is called at the reader with the tokens that arrived and whether they were the last, `broken` once if the
-    stream ends otherwise. `to_read` are context tokens not yet computed, `link` is where the chain stands.
+    `part` is called at the reader with the tokens that arrived and whether they were the last, `broken` if the stream
+    ends otherwise. `to_read` are context tokens not yet computed, `link` is where the chain stands.
     """
 
     request_id: str
     context: Sequence[int]
     wanted: int
-    part: Callable[[list[Sampled], bool], None]
-    broken: Callable[[], None]
+    part: Callable[[Request, list[Sampled], bool], None]
+    broken: Callable[[Request], None]
     to_read: int = 0
     link: int = 0
     whole: bool = True
@@ -46,7 +46,7 @@ class Request:
 
 
 class RolloutEngine:
-    """One incarnation. `sampled_by` hears of every token as it is made; `breaks` is the chance that a part is lost."""
+    """One incarnation. `made` hears of every token and its version; `breaks` is the chance that a part is lost."""
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class RolloutEngine:
             self.hang_up(request)
             return
         what = f"{request.request_id}: {len(tokens)} tokens"
-        self.driver.call(NETWORK_S, what, lambda: request.part(tokens, last))
+        self.driver.call(NETWORK_S, what, lambda: request.part(request, tokens, last))
 
     def _break(self, request: Request) -> None:
         if request.whole:
             request.whole = False
-            self.driver.call(NETWORK_S, f"{request.request_id} breaks", request.broken)
+            self.driver.call(NETWORK_S, f"{request.request_id} breaks", lambda: request.broken(request))
 
     def _finish(self, request: Request) -> None:
         if request in self.requests:

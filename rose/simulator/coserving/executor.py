@@ -42,7 +42,10 @@ Counted = tuple[bool, PageSlot | None]
 
 
 class LendingExecutor:
-    """One machine's; `engines` are all its guests, the dead ones too, whose pages stay. `make_rules` makes the rules of each guest; `severed` says whether the link to the store is cut."""
+    """One machine's; `engines` are all its guests, the dead ones too, whose pages stay.
+
+    `make_rules` makes the rules of each guest; `severed` says whether the link to the store is cut.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,8 @@ class LendingExecutor:
         if self.follower is not None:
             self.follower.stop()
         orphan = self.guest
-        self._driver.call(orphan_s, "the orphaned guest ends", lambda: orphan is not None and orphan.crash())
+        if orphan is not None:
+            self._driver.call(orphan_s, "the orphaned guest ends", orphan.crash)
 
     def crash_guest(self) -> None:
         """The guest dies, if it lives; a running executor notices at once."""
@@ -240,7 +244,7 @@ class LendingExecutor:
             return
         version, slots = follower.runs, self._slots_open(guest)
         if version != BASE:
-            self._driver.call(CALL_S, "", lambda: guest.alive and self._host.beat(_offer(guest), version, slots))
+            self._driver.call(CALL_S, "", partial(self._host.beat, _offer(guest), version, slots))
         self._driver.call(BEAT_S, "", lambda: self._beat(guest, follower))
 
     def _slots_open(self, guest: GuestEngine) -> int:

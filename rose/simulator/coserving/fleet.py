@@ -42,7 +42,7 @@ NOTICE_S = 0.05
 START_DEADLINE_S = 1.0
 STAGE_DEADLINE_S = 0.6
 COMMIT_DEADLINE_S = 0.2
-RESTARTS_MAX = 4
+RESTARTS_MAX = 3
 
 VERSIONS = "versions"
 
@@ -189,9 +189,7 @@ class Fleet:
         may = self._versions.may_serve(engine.engine_id)
         version = self._versions.engine_version(engine.engine_id)
         if version is not None:
-            self._driver.call(
-                CALL_S, "", lambda: engine.alive and self._host.beat(_offer(engine), version, SLOTS if may else 0)
-            )
+            self._driver.call(CALL_S, "", partial(self._host.beat, _offer(engine), version, SLOTS if may else 0))
         self._driver.call(BEAT_S, "", lambda: self._beat(engine))
 
     def _order(self, order: Stage | Commit) -> None:

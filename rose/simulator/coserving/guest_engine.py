@@ -2,7 +2,8 @@
 
 Invariants
 - What a quota comes to is decided by the product's own `quota`; one that is stale or was never written shuts the gate.
-- A deaf guest takes no quota at all, and computes whether it is asked for anything or not. A frozen one computes nothing more.
+- A deaf guest takes no quota at all, and computes whether it is asked for anything or not.
+- A frozen one computes nothing more.
 """
 
 from __future__ import annotations

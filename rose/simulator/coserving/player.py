@@ -36,7 +36,7 @@ _AGAIN_S = 0.1
 
 @dataclass(slots=True)
 class Surroundings:
-    """What all trajectories of a run share. `find` gives an incarnation, dead or alive; `acted` hears of each action."""
+    """What all trajectories share. `find` gives an incarnation, dead or alive; `acted` hears each action's version."""
 
     driver: PartsDriver
     host: SchedulerHost
@@ -90,6 +90,7 @@ class Player:
         self._parts: list[RequestPart] = []
         self._wanted = self._requests = self._leases = self._attempts = 0
         self._attempt: _Attempt | None = None
+        self._grant: Grant | None = None
         self._asking = ""
 
     def begin(self) -> None:
@@ -165,8 +166,12 @@ class Player:
         self._driver.call(LEASE_WAIT_S + GRACE_S, "", partial(self._late, event, wait))
 
     def _question(self, event: LeaseAsked, wait: int) -> None:
-        if self._asking == event.lease_id:
-            self._driver.call(CALL_S, "", lambda: self._around.host.ask(event, partial(self._answered, event, wait)))
+        if self._asking != event.lease_id or self._driver.now + CALL_S + _POLL_S > event.deadline_s:
+            return  # past its deadline nobody asks: `_late` has the last word
+        ask = partial(self._around.host.ask, event, partial(self._answered, event, wait))
+        self._driver.call(CALL_S, "", ask)
+        if self._driver.faults.duplicated(self._driver.random, self._driver.now):
+            self._driver.call(CALL_S + _POLL_S, f"{event.lease_id} is asked again", ask)
 
     def _late(self, event: LeaseAsked, wait: int) -> None:
         """The client's own deadline, for a scheduler that does not answer at all."""
@@ -178,7 +183,7 @@ class Player:
 
     def _answered(self, event: LeaseAsked, wait: int, answer: Answer) -> None:
         if self._asking != event.lease_id:
-            if isinstance(answer, Grant):
+            if isinstance(answer, Grant) and answer != self._grant:
                 self._around.host.end(event.lease_id, LeaseOutcome.ABANDONED, 0)
             return
         match answer:
@@ -204,12 +209,12 @@ class Player:
 
     def _request(self, grant: Grant, min_version: int) -> None:
         engine = self._around.find(grant.incarnation)
+        self._grant = grant
         self._requests += 1
         request_id = f"{self.trajectory_id}.{self._requests}"
         context = [*self._context, *(token for token, _ in self._kept)]
         request = Request(request_id, context, self._wanted - len(self._kept), self._part, self._broken)
         attempt = self._attempt = _Attempt(grant, engine, request, min_version)
-        request.part, request.broken = partial(self._part, attempt), partial(self._broken, attempt)
         self._around.books.start_request(request_id, self.trajectory_id, engine.page)
         engine.submit(request)
         wait = self._around.waits.begin(f"stream {request_id}", self._driver.now + HOLD_S)
@@ -227,28 +232,35 @@ class Player:
         self._around.waits.end(wait)
         attempt.engine.hang_up(attempt.request)
         attempt.request.whole = False
-        self._broken(attempt)
+        self._broken(attempt.request)
 
-    def _part(self, attempt: _Attempt, tokens: list[Sampled], last: bool) -> None:
-        if self._attempt is not attempt or attempt.counting:
+    def _reading(self, request: Request) -> _Attempt | None:
+        """The attempt that reads this request's stream, if that is still so."""
+        attempt = self._attempt
+        return attempt if attempt is not None and attempt.request is request and not attempt.counting else None
+
+    def _part(self, request: Request, tokens: list[Sampled], last: bool) -> None:
+        attempt = self._reading(request)
+        if attempt is None:
             return
         attempt.news += 1
         attempt.received.extend(tokens)
         if last:
             self._attempt = None
-            self._around.books.end_request(attempt.request.request_id, len(attempt.received), None)
+            self._around.books.end_request(request.request_id, len(attempt.received), None)
             self._lease_over(attempt, LeaseOutcome.DONE)
             self._keep(attempt)
             self._turn_done()
 
-    def _broken(self, attempt: _Attempt) -> None:
+    def _broken(self, request: Request) -> None:
         """The stream is over without an end: wait for the engine's own count, then go on elsewhere."""
-        if self._attempt is not attempt or attempt.counting:
+        attempt = self._reading(request)
+        if attempt is None:
             return
         attempt.counting = True
         self._lease_over(attempt, LeaseOutcome.FAILED)
         until_s = self._driver.now + COUNT_WAIT_S
-        wait = self._around.waits.begin(f"count of {attempt.request.request_id}", until_s + _POLL_S)
+        wait = self._around.waits.begin(f"count of {request.request_id}", until_s + _POLL_S)
         self._count(attempt, until_s, wait)
 
     def _count(self, attempt: _Attempt, until_s: float, wait: int) -> None:
@@ -288,8 +300,10 @@ class Player:
     def _lease_over(self, attempt: _Attempt, outcome: LeaseOutcome) -> None:
         """Tell the scheduler; if it is away, once more, and then the lease ends with its term."""
         host, lease_id, tokens = self._around.host, attempt.grant.lease_id, len(attempt.received)
-        if not host.end(lease_id, outcome, tokens):
-            self._driver.call(_AGAIN_S, "", lambda: host.end(lease_id, outcome, tokens))
+        if host.up:
+            host.end(lease_id, outcome, tokens)
+        else:
+            self._driver.call(_AGAIN_S, "", partial(host.end, lease_id, outcome, tokens))
 
     def _keep(self, attempt: _Attempt) -> None:
         for _, version in attempt.received:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from rose.simulator.coserving.parts import PartsDriver, To
 from rose.simulator.coserving.waits import WaitBooks
@@ -106,7 +107,7 @@ class SchedulerHost:
         self._grants.clear()
         for asked in broken.values():
             self._waits.end(asked.wait)
-            self._driver.call(CALL_S, "", lambda answer=asked.answer: answer(None))
+            self._driver.call(CALL_S, "", partial(asked.answer, None))
 
     def ask(self, event: LeaseAsked, answer: Callable[[Answer], None]) -> None:
         """A question arrives; the answer travels back."""
@@ -120,12 +121,11 @@ class SchedulerHost:
         self._asked[event.lease_id] = _Asked(event, answer, wait)
         self._feed(event)
 
-    def end(self, lease_id: str, outcome: LeaseOutcome, tokens: int) -> bool:
-        """A lease is told to be over; whether anybody heard."""
+    def end(self, lease_id: str, outcome: LeaseOutcome, tokens: int) -> None:
+        """A lease is told to be over, if anybody hears it."""
         if self.up:
             self._release(lease_id)
             self._feed(LeaseEnded(lease_id, outcome, tokens))
-        return self.up
 
     def cancel(self, lease_id: str) -> None:
         """Nobody listens for the answer any more."""
@@ -134,10 +134,10 @@ class SchedulerHost:
             self._waits.end(asked.wait)
             self._feed(Cancelled(lease_id))
 
-    def beat(self, engine: EngineOffered, version: int, slots: int) -> Standing | None:
-        """A beat, with an offer before it if the scheduler knows nothing of the engine; None if it is down."""
+    def beat(self, engine: EngineOffered, version: int, slots: int) -> None:
+        """A beat arrives, and an offer behind it if the scheduler knows nothing of the engine."""
         if not self.up:
-            return None
+            return
         beat = EngineBeat(engine.engine_id, engine.incarnation, version, slots, 0.0)
         known = self._engines.get(engine.engine_id)
         if known is not None and known.offered.incarnation == engine.incarnation:
@@ -146,8 +146,7 @@ class SchedulerHost:
         standing = self._tell(beat)
         if standing is Standing.UNKNOWN and (standing := self._tell(engine)) is Standing.KNOWN:
             self._engines[engine.engine_id] = _Engine(engine, version, slots, self._driver.now)
-            standing = self._tell(beat)
-        return standing
+            self._tell(beat)
 
     def withdraw(self, engine: EngineOffered, why: str) -> None:
         if self.up:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rose.simulator.coserving.board import SimulatedBoard
 from rose.simulator.coserving.parts import PartsDriver
-from rose.simulator.coserving.shared_core import GAP_S, SharedCore
+from rose.simulator.coserving.shared_core import SharedCore
 from rose_executor.board import SERVING
 from rose_executor.serving_steps import ServingSteps
 
@@ -98,4 +98,4 @@ class ServingEngine:
                 now_s=self._driver.now,
             )
             self._board.write(SERVING, state, self._driver.now)
-        self._driver.call(GAP_S, "", self._step)
+        self._driver.call(self._core.gap_s, "", self._step)

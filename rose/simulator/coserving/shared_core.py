@@ -13,15 +13,13 @@ from collections.abc import Callable
 
 from rose.simulator.coserving.parts import PartsDriver
 
-GAP_S = 0.002
-"""Between two serving steps, in which the core is free."""
-
 
 class SharedCore:
-    """`excess_s` is what guests have cost the serving engine, step by step; `freed` hears when serving has stopped."""
+    """`gap_s` is how long the core is free between two serving steps; `freed` hears when it becomes so."""
 
-    def __init__(self, driver: PartsDriver, interference: float) -> None:
+    def __init__(self, driver: PartsDriver, interference: float, gap_s: float) -> None:
         self.interference = interference
+        self.gap_s = gap_s
         self.serving_busy = False
         self.freed: Callable[[], None] = lambda: None
         self._driver = driver
