@@ -141,8 +141,8 @@ class CoservingWorld:
             self.driver.run(self.driver.now + 0.5)
         self.driver.call(0.0, "trajectories are over", self._check_over)
         self.driver.call(CALM_S, "all is calm", self._check_calm)
+        self.driver.call(CALM_S, "the run ends", self._close)
         self.driver.run(self.driver.now + CALM_S)
-        self._close()
 
     def trace(self) -> Iterator[str]:
         return self.driver.trace()
@@ -207,7 +207,7 @@ class CoservingWorld:
         for at_s, down_s in rarer.crashes(self.random):
             self.driver.call(at_s, "serving dies", partial(self._kill_serving, down_s * 2))
         for at_s, down_s in self.plan.crashes(self.random):
-            self.driver.call(at_s, "transfers are severed", partial(self._sever, down_s))
+            self.driver.call(at_s, "transfers are severed", partial(self._sever, down_s * 2))
         if self.random.random() < 0.1:
             at_s = 0.5 + self.random.random()
             self.driver.call(at_s, "the guest obeys nobody, and serving dies", self._go_deaf)

@@ -44,7 +44,7 @@ Counted = tuple[bool, PageSlot | None]
 class LendingExecutor:
     """One machine's; `engines` are all its guests, the dead ones too, whose pages stay.
 
-    `make_rules` makes the rules of each guest; `severed` says whether the link to the store is cut.
+    `make_rules` makes the rules of each guest; `severed` says whether its link to the run is cut.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class LendingExecutor:
         self.engines: dict[str, GuestEngine] = {}
         self._parts = parts
         self._driver = driver
+        self._followers: list[GuestFollower] = []
         self._board = board
         self._core = core
         self._policy = policy
@@ -83,6 +84,16 @@ class LendingExecutor:
         self._rules = ""
         self._allowed_s = 0.0
         self._shut_s: float | None = None
+
+    @property
+    def cut(self) -> int:
+        """Fetches that came to nothing, of all guests."""
+        return sum(follower.cut for follower in self._followers)
+
+    @property
+    def skipped(self) -> int:
+        """Versions that no guest ever asked for, because a newer one was there."""
+        return sum(follower.skipped for follower in self._followers)
 
     @property
     def part(self) -> str:
@@ -210,6 +221,7 @@ class LendingExecutor:
         self.follower = GuestFollower(
             incarnation, self._store, self._driver, self._waits, self._odds, self._severed, self.crash_guest
         )
+        self._followers.append(self.follower)
         guest = GuestEngine(
             "guest",
             incarnation,
@@ -243,7 +255,7 @@ class LendingExecutor:
         if not self.up or not guest.alive or guest is not self.guest or self.closing:
             return
         version, slots = follower.runs, self._slots_open(guest)
-        if version != BASE:
+        if version != BASE and not self._severed():
             self._driver.call(CALL_S, "", partial(self._host.beat, _offer(guest), version, slots))
         self._driver.call(BEAT_S, "", lambda: self._beat(guest, follower))
 

@@ -20,7 +20,7 @@ from rose_executor.quota import computes, shut, within
 
 LIMITS = Quota(kv_blocks=100, tokens_per_step=64, active_seqs=8, gate_open=True)
 STEP_S = 0.003
-TOKEN_S = 0.0008
+TOKEN_S = 0.0025
 _POLL_S = 0.02
 
 

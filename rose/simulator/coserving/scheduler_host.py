@@ -149,8 +149,14 @@ class SchedulerHost:
             self._tell(beat)
 
     def withdraw(self, engine: EngineOffered, why: str) -> None:
-        if self.up:
-            self._tell(EngineGone(engine.engine_id, engine.incarnation, why))
+        """It is gone, and every lease that it held is over with it."""
+        if not self.up:
+            return
+        self._tell(EngineGone(engine.engine_id, engine.incarnation, why))
+        known = self._engines.get(engine.engine_id)
+        if known is not None and known.offered.incarnation == engine.incarnation:
+            must(not known.held, "leases outlive their engine", known)
+            del self._engines[engine.engine_id]
 
     def perform(self, action: PlacementAction) -> None:
         """What the core of this life asks for."""

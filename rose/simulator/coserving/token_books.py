@@ -58,6 +58,10 @@ class TokenBooks:
         self._book(Received(request_id, received), check=False)
         self._book(RequestEnded(request_id, generated))
 
+    def in_flight(self, trajectory_id: str) -> int:
+        """Tokens that a trajectory has received, and that are not settled."""
+        return self._in_flight[trajectory_id]
+
     def settle(self, trajectory_id: str, account: Account) -> None:
         tokens = self._in_flight.pop(trajectory_id)
         self._accounts[Account.IN_FLIGHT] -= tokens

@@ -42,7 +42,7 @@ class Training:
         self, driver: PartsDriver, store: Store, books: TokenBooks, alarm: MalformedAlarm, malformed: float
     ) -> None:
         self.players: list[Player] = []
-        self.alarms = 0
+        self.alarms = self.uncounted = 0
         self.outcomes: Counter[Outcome] = Counter()
         self._driver = driver
         self._store = store
@@ -117,6 +117,8 @@ class Training:
         flat = len({trajectory.reward for _, trajectory in trajectories}) < 2
         for player, trajectory in trajectories:
             must_be_as_sampled(trajectory)
+            received = self._books.in_flight(player.trajectory_id)
+            must(received == trajectory.output_tokens, "tokens were received that are in no turn", received)
             oldest = trajectory.oldest_version
             assert oldest is not None
             stale = oldest < self._store.newest - STALE_MAX
@@ -127,5 +129,7 @@ class Training:
 
     def _settle(self, player: Player, account: Account) -> None:
         """A trajectory whose request nobody can count yet is settled when the run closes."""
-        if all(trajectory_id != player.trajectory_id for trajectory_id, _ in self._books.open_requests.values()):
+        if any(trajectory_id == player.trajectory_id for trajectory_id, _ in self._books.open_requests.values()):
+            self.uncounted += 1
+        else:
             self._books.settle(player.trajectory_id, account)
