@@ -47,7 +47,8 @@ from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
 
 FAULTS_UNTIL_S = 2.0
-CALM_S = 1.5
+LATE_S_MAX = 1.0
+CALM_S = 1.3
 OVER_S = 60.0
 COUNT_EVERY_S = 0.25
 SLO = Slo(ttft_s=0.4, tpot_s=0.08)
@@ -70,7 +71,8 @@ class CoservingWorld:
     def __init__(self, seed: int, cores: Cores | None = None) -> None:
         cores = cores or Cores()
         self.random = Random(seed)
-        self.plan = FaultPlan.drawn(self.random, FAULTS_UNTIL_S)
+        plan = FaultPlan.drawn(self.random, FAULTS_UNTIL_S)
+        self.plan = replace(plan, late_s=min(plan.late_s, LATE_S_MAX))
         self.parts, self.waits, self.store = Parts(), WaitBooks(), Store()
         self.driver: PartsDriver = VirtualDriver(
             self.parts, self._perform, self._check, world="coserving", seed=seed, random=self.random, faults=self.plan
@@ -176,7 +178,7 @@ class CoservingWorld:
 
     def _serve(self) -> None:
         """Bursts of users, and pauses; now and then more than the engine can take for a while."""
-        for _ in range(self.random.choices((1, 2, 6, 60), (4, 4, 4, self._flooded))[0]):
+        for _ in range(self.random.choices((1, 2, 6, 40), (4, 4, 4, self._flooded))[0]):
             prompt, outputs = self.random.randint(8, 100), self.random.randint(2, 10)
             self.driver.call(self.random.random() * 0.3, "", partial(self.serving.request, prompt, outputs))
         if not self.executor.closing:

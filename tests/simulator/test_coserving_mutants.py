@@ -17,7 +17,7 @@ from rose.simulator.coserving_world import Cores, CoservingWorld
 from rose.trainer.alarm import FormatAlarm, MalformedAlarm
 from rose.version_events import CommitFailed, Committed, VersionAction, VersionEvent
 from rose.versions import VersionState
-from rose_executor import slack
+from rose_executor import guest_rules, slack
 from rose_executor.board import QUOTA, Half, S
 from rose_executor.board_states import Reading, ServingState
 from rose_executor.engine_health import EngineHealth
@@ -66,9 +66,12 @@ class TakesTheUnknownForWhatItWas(GuestRules):
 
 
 class RenewsNothing(GuestRules):
+    _last: Write | None = None
+
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
-        before = self._written
-        return [a for a in super().step(event, now) if not (isinstance(a, Write) and a.quota == before)]
+        actions = [action for action in super().step(event, now) if action != self._last]
+        self._last = next((action for action in actions if isinstance(action, Write)), self._last)
+        return actions
 
 
 class FreezesNobody(GuestRules):
@@ -77,10 +80,13 @@ class FreezesNobody(GuestRules):
 
 
 class FreezesWhoeverIsShutOut(GuestRules):
+    _open_s = 0.0
+
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
         actions = super().step(event, now)
-        shut = self._shut_at_s is not None and now - self._shut_at_s > 0.3
-        return [*actions, Freeze("it was shut out")] if shut and event.guest.state is not None else actions
+        if event.guest.state is None or any(isinstance(a, Write) and a.quota.gate_open for a in actions):
+            self._open_s = now
+        return [*actions, Freeze("it was shut out")] if now - self._open_s > 0.3 else actions
 
 
 RULES = [
@@ -118,6 +124,11 @@ def _grows_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlackAdmission, "_without_flapping", lambda self, fits, now_s: self._policy.tokens_max if fits else 0)
 
 
+def _excuses_no_step(patch: pytest.MonkeyPatch) -> None:
+    """A step that was under way when the gate was shut counts as disobedience."""
+    patch.setattr(guest_rules, "STEPS_UNDER_WAY", 0)
+
+
 def _trusts_a_stale_quota(patch: pytest.MonkeyPatch) -> None:
     real = SimulatedBoard.read
 
@@ -141,6 +152,7 @@ def _takes_more_than_its_quota(patch: pytest.MonkeyPatch) -> None:
         _counts_no_wait,
         _takes_steps_for_cheap,
         _grows_at_once,
+        _excuses_no_step,
         _trusts_a_stale_quota,
         _computes_behind_the_gate,
         _takes_more_than_its_quota,

@@ -36,7 +36,7 @@ from rose_executor.engine_health import Died, EngineHealth, GiveUp, HealthAction
 from rose_scheduler.events import EngineKind, EngineOffered
 
 SLOTS = 3
-BEAT_S = 0.2
+BEAT_S = 0.25
 LOAD_S = 0.2
 NOTICE_S = 0.05
 START_DEADLINE_S = 1.0

@@ -1,4 +1,4 @@
-"""One trajectory: asks for leases, reads streams, resumes what broke with the tokens it has, steps its environment.
+"""One trajectory: reads streams, resumes what broke with the tokens it has, steps its environment.
 
 Invariants
 - A trajectory ends once, with an outcome and a cause, whatever its engines, its environment or the scheduler do.
@@ -15,23 +15,20 @@ from functools import partial
 from rose.records import Finish, Outcome, Purpose, RequestPart, Trajectory, Turn, VersionSpan
 from rose.simulator.coserving.engine import Request, RolloutEngine, Sampled
 from rose.simulator.coserving.executor import LendingExecutor
+from rose.simulator.coserving.lease_client import HOLD_S, LeaseClient
 from rose.simulator.coserving.parts import PartsDriver
-from rose.simulator.coserving.scheduler_host import CALL_S, Answer, SchedulerHost
+from rose.simulator.coserving.scheduler_host import SchedulerHost
 from rose.simulator.coserving.token_books import TokenBooks
 from rose.simulator.coserving.waits import WaitBooks
 from rose.simulator.sampling_engine import Page
 from rose.simulator.world import must
-from rose_scheduler.events import Expire, Grant, LeaseAsked, LeaseOutcome, Reason, Refuse
+from rose_scheduler.events import Grant, LeaseOutcome
 
-LEASE_WAIT_S = 1.5
-GRACE_S = 0.1
-HOLD_S = 2.0
 STALL_S = 0.5
-COUNT_WAIT_S = 1.0
+COUNT_WAIT_S = 0.6
 ENVIRONMENT_DEADLINE_S = 0.4
 ATTEMPTS_MAX = 4
 _POLL_S = 0.05
-_AGAIN_S = 0.1
 
 
 @dataclass(slots=True)
@@ -88,10 +85,11 @@ class Player:
         self._delta: list[int] = []
         self._kept: list[Sampled] = []
         self._parts: list[RequestPart] = []
-        self._wanted = self._requests = self._leases = self._attempts = 0
+        self._wanted = self._requests = self._attempts = 0
         self._attempt: _Attempt | None = None
-        self._grant: Grant | None = None
-        self._asking = ""
+        self._leases = LeaseClient(
+            trajectory_id, group_id, around.driver, around.host, around.waits, self._request, self._no_lease
+        )
 
     def begin(self) -> None:
         self._around.books.open(self.trajectory_id)
@@ -144,72 +142,16 @@ class Player:
         self._wanted = random.randint(2, 14)
         self._ask()
 
-    # A lease
-
     def _ask(self) -> None:
-        self._leases += 1
-        lease_id = self._asking = f"{self.trajectory_id}/{self._leases}"
-        until_s = self._driver.now + LEASE_WAIT_S
-        wait = self._around.waits.begin(f"lease {lease_id}", until_s + GRACE_S)
-        event = LeaseAsked(
-            lease_id,
-            self.trajectory_id,
-            self.group_id,
-            len(self._turns),
-            len(self._context),
-            self._around.min_version(),
-            until_s,
-            HOLD_S,
-            f"token of {lease_id}",
-        )
-        self._question(event, wait)
-        self._driver.call(LEASE_WAIT_S + GRACE_S, "", partial(self._late, event, wait))
+        self._leases.ask(self._around.min_version(), len(self._turns), len(self._context))
 
-    def _question(self, event: LeaseAsked, wait: int) -> None:
-        if self._asking != event.lease_id or self._driver.now + CALL_S + _POLL_S > event.deadline_s:
-            return  # past its deadline nobody asks: `_late` has the last word
-        ask = partial(self._around.host.ask, event, partial(self._answered, event, wait))
-        self._driver.call(CALL_S, "", ask)
-        if self._driver.faults.duplicated(self._driver.random, self._driver.now):
-            self._driver.call(CALL_S + _POLL_S, f"{event.lease_id} is asked again", ask)
-
-    def _late(self, event: LeaseAsked, wait: int) -> None:
-        """The client's own deadline, for a scheduler that does not answer at all."""
-        if self._asking == event.lease_id:
-            self._asking = ""
-            self._around.waits.end(wait)
-            self._around.host.cancel(event.lease_id)
-            self._end(Outcome.ABORTED, "no lease in time: the scheduler is away")
-
-    def _answered(self, event: LeaseAsked, wait: int, answer: Answer) -> None:
-        if self._asking != event.lease_id:
-            if isinstance(answer, Grant) and answer != self._grant:
-                self._around.host.end(event.lease_id, LeaseOutcome.ABANDONED, 0)
-            return
-        match answer:
-            case None:
-                self._driver.call(_AGAIN_S, "", partial(self._question, event, wait))
-                return
-            case Refuse(retry_after_s=float(pause_s)):
-                self._driver.call(pause_s, "", partial(self._question, event, wait))
-                return
-        self._asking = ""
-        self._around.waits.end(wait)
-        match answer:
-            case Grant():
-                self._request(answer, event.min_version)
-            case Refuse(reason=Reason.ENDED):
-                self._ask()
-            case Refuse():
-                must(False, "a sound question is refused", answer)
-            case Expire():
-                self._end(Outcome.ABORTED, f"no lease: {answer.what}")
+    def _no_lease(self, why: str) -> None:
+        self._end(Outcome.ABORTED, why)
 
     # A request
 
     def _request(self, grant: Grant, min_version: int) -> None:
         engine = self._around.find(grant.incarnation)
-        self._grant = grant
         self._requests += 1
         request_id = f"{self.trajectory_id}.{self._requests}"
         context = [*self._context, *(token for token, _ in self._kept)]
@@ -298,12 +240,7 @@ class Player:
         return 0 if slot is None else slot.generated
 
     def _lease_over(self, attempt: _Attempt, outcome: LeaseOutcome) -> None:
-        """Tell the scheduler; if it is away, once more, and then the lease ends with its term."""
-        host, lease_id, tokens = self._around.host, attempt.grant.lease_id, len(attempt.received)
-        if host.up:
-            host.end(lease_id, outcome, tokens)
-        else:
-            self._driver.call(_AGAIN_S, "", partial(host.end, lease_id, outcome, tokens))
+        self._leases.end(attempt.grant, outcome, len(attempt.received))
 
     def _keep(self, attempt: _Attempt) -> None:
         for _, version in attempt.received:

@@ -18,7 +18,7 @@ from rose_executor.serving_steps import ServingSteps
 
 RUNNING_MAX = 4
 STEP_S = 0.008
-TOKEN_S = 0.0003
+TOKEN_S = 0.0006
 
 
 @dataclass(slots=True)
