@@ -26,7 +26,7 @@ FRESH_ENGINE_BYTES = _GIB // 2
 """What the fresh engine of a parity check adds: it shares the warm process's pages."""
 TRAINER_BYTES = _GIB
 OUTPUT_BYTES = 64 * _MIB
-PACKAGES = ("torch", "transformers", "vllm", "safetensors", "numpy", "aiohttp", "gymnasium")
+PACKAGES = ("torch", "transformers", "vllm", "ray", "safetensors", "numpy", "aiohttp", "gymnasium")
 _MODEL_FOLDER = "a model folder in Hugging Face format"
 
 
@@ -49,6 +49,8 @@ def preflight(job: Job, machine: Machine, runtime_root: Path) -> list[Check]:
     """Every check of a job on this machine. `job` has absolute paths, as `load_job` gives them."""
     ports = [_port("engine port", "engine.port", job.engine.port)]
     ports.append(_port("metrics port", "run.metrics_port", job.run.metrics_port))
+    ports.append(_port("scheduler port", "scheduler.port", job.scheduler.port))
+    ports.append(_port("weights port", "weights.port", job.weights.port))
     checks = [_packages(), *ports, _cores(job, machine)]
     try:
         model = read_model_folder(job.model.path)

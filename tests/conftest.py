@@ -177,7 +177,7 @@ class EngineRig:
         """A token route to the shared engine's live incarnation."""
         from rose_executor.token_route import TokenRoute
 
-        options = {"engine_id": "engine-0", "waits": self.waits, "page": self.engine.page, **changes}
+        options = {"engine_id": "engine-0", "waits": self.waits, **changes}
         return TokenRoute(self.engine.base_url, self.session, **options)
 
     async def refresh(self) -> None:

@@ -159,6 +159,14 @@ def step_charts(report: RunReport) -> list[Chart]:
         ),
         _over_steps(
             report.steps,
+            "reference-kl",
+            "Distance from the start",
+            "KL divergence of the policy that sampled from the one that training began with, estimated.",
+            "nats",
+            lambda step: step.reference_kl,
+        ),
+        _over_steps(
+            report.steps,
             "grad",
             "Gradient norm",
             "Before it is clipped.",

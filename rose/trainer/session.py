@@ -1,4 +1,4 @@
-"""The parts of one run, wired: warm process, engine, versions, rollout, loop.
+"""The parts of one run, wired: warm process, engine, crew, versions, rollout, loop.
 
 Invariants
 - Parts do not know their owner; they are put together here and nowhere else.
@@ -10,97 +10,89 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from functools import partial
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import torch
 from aiohttp import ClientSession
 
 from rose.config import Job
 from rose.env.chat import ChatRenderer
-from rose.env.contract import load_environment
 from rose.env.daemon_threads import DaemonThreads
 from rose.env.delayed import delayed
 from rose.env.episodes import Episodes
-from rose.env.host import EnvironmentHost, HostSettings
 from rose.errors import RoseError
 from rose.logs import logger
 from rose.machine import look
+from rose.trainer.all_of import all_of
 from rose.trainer.books import Books
+from rose.trainer.crew import Crew, OpenCrew, open_crew
 from rose.trainer.engine_versions import EngineVersions
 from rose.trainer.evaluation import Evaluator
 from rose.trainer.loop import Parts, TrainingLoop
-from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.parity import ParityCheck, probe_prefixes
-from rose.trainer.policy import Policy, load_policy, load_tokenizer
+from rose.trainer.policy import load_tokenizer
 from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout
 from rose.trainer.sampler import SamplingSettings, TurnSampler
 from rose.waits import WaitBoard
 from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_launcher import OpenLauncher, open_launcher
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.fresh_probe import ProbeScores, probe_fresh
-from rose_executor.launcher import Launcher, SpawnLauncher
+from rose_executor.launcher import Launcher
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
-from rose_executor.warm_keeper import WarmKeeper
-from rose_executor.warm_process import WarmProcess
 
 log = logger("session")
 
 ENGINE_ID = "engine-0"
 LOAD_END_S = 60.0
-START = "start of engine and policy"
-
-
-OpenLauncher = Callable[[WaitBoard, Path, float], AbstractAsyncContextManager[Launcher]]
-"""Opens what starts engines, given the waits, its log file and the longest time it may take to be ready."""
-
-
-@contextlib.asynccontextmanager
-async def open_launcher(waits: WaitBoard, log_path: Path, timeout_s: float) -> AsyncIterator[Launcher]:
-    """Engines fork from a warm process on CPU; a fork is unsafe once CUDA runs, so they are spawned beside a GPU."""
-    if look().gpus:
-        yield SpawnLauncher()
-        return
-    warm = await WarmKeeper.start(partial(WarmProcess.start, waits, log_path=log_path, timeout_s=timeout_s))
-    try:
-        yield warm
-    finally:
-        await warm.close()
+START = "start of engine and ranks"
 
 
 class Session:
     """Runs one job once."""
 
     def __init__(
-        self, job: Job, recorder: Recorder, books: Books, waits: WaitBoard, open_launcher: OpenLauncher = open_launcher
+        self,
+        job: Job,
+        recorder: Recorder,
+        books: Books,
+        waits: WaitBoard,
+        open_launcher: OpenLauncher = open_launcher,
+        open_crew: OpenCrew = open_crew,
     ) -> None:
         self.job = job
         self.recorder = recorder
         self._books = books
         self._waits = waits
         self._open_launcher = open_launcher
+        self._open_crew = open_crew
         self._engine_log = recorder.run.output / "engine.log"
 
     async def run(self) -> None:
         """Start everything, train, end everything. Raises the first error of any part."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._books.close)
-            opening = self._open_launcher(self._waits, self._engine_log, self.job.engine.start_timeout_s)
             with self.recorder.during(START):
                 async with _loading(self.job, self._waits) as loading:
-                    launcher = await stack.enter_async_context(opening)
-                    self.recorder.part("warm process", "ready")
-                    policy, renderer = await loading
+                    launcher, crew = await all_of(
+                        self._launcher(stack),
+                        stack.enter_async_context(self._open_crew(self.job, self.recorder, self._waits)),
+                    )
+                    renderer = await loading
             http = await stack.enter_async_context(open_session())
             supervisor = self._supervisor(launcher, http)
             stack.push_async_callback(supervisor.stop)
-            await self._drive(launcher, supervisor, policy, renderer)
+            await crew.while_alive(self._drive(launcher, supervisor, crew, renderer))
+
+    async def _launcher(self, stack: contextlib.AsyncExitStack) -> Launcher:
+        opening = self._open_launcher(self._waits, self._engine_log, self.job.engine.start_timeout_s)
+        launcher = await stack.enter_async_context(opening)
+        self.recorder.part("warm process", "ready")
+        return launcher
 
     def _supervisor(self, launcher: Launcher, http: ClientSession) -> EngineSupervisor:
         engine = self.job.engine
@@ -132,7 +124,7 @@ class Session:
         )
 
     async def _drive(
-        self, launcher: Launcher, supervisor: EngineSupervisor, policy: Policy, renderer: ChatRenderer
+        self, launcher: Launcher, supervisor: EngineSupervisor, crew: Crew, renderer: ChatRenderer
     ) -> None:
         """Run the loop beside the two drivers it needs; whichever fails first ends all three."""
         folder = self.recorder.run.runtime / "versions"
@@ -140,14 +132,13 @@ class Session:
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(engine_versions.run(), name="engine versions")
-                await engine_versions.publish(0, policy.weights())
+                await engine_versions.publish(0, await crew.actor.weights())
                 group.create_task(supervisor.run(engine_versions), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
-                async with self._host() as host:
-                    episodes = delayed(host, self.job.environment, self.job.run.seed, self._waits)
-                    rollout = self._rollout(supervisor, episodes, renderer)
-                    await self._train(launcher, supervisor, engine_versions, policy, rollout)
+                episodes = delayed(crew.episodes, self.job.environment, self.job.run.seed, self._waits)
+                rollout = self._rollout(supervisor, episodes, renderer)
+                await self._train(launcher, supervisor, engine_versions, crew, rollout)
                 engine_versions.stop()
                 await supervisor.stop()
         except BaseExceptionGroup as errors:
@@ -160,11 +151,9 @@ class Session:
         launcher: Launcher,
         supervisor: EngineSupervisor,
         engine_versions: EngineVersions,
-        policy: Policy,
+        crew: Crew,
         rollout: Rollout,
     ) -> None:
-        optimizer = OptimizerSettings(self.job.train.learning_rate, warm_up_updates=self.job.train.warmup_steps)
-
         async def score_fresh(version: Path, prefixes: list[list[int]]) -> ProbeScores:
             return await probe_fresh(
                 launcher,
@@ -188,8 +177,8 @@ class Session:
             self._waits,
         )
         parts = Parts(
-            policy=policy,
-            optimizer=WarmUpAdamW(policy.parameters(), optimizer),
+            actor=crew.actor,
+            reference=crew.reference,
             rollout=rollout,
             evaluator=Evaluator(rollout, self.job.evaluation),
             engine_versions=engine_versions,
@@ -202,16 +191,6 @@ class Session:
             await TrainingLoop(self.job, parts).run()
         finally:
             await parity.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _host(self) -> AsyncIterator[EnvironmentHost]:
-        environment = self.job.environment
-        settings = HostSettings(environment.reset_timeout_s, environment.step_timeout_s)
-        host = EnvironmentHost(load_environment(environment.kind, environment.params), self._waits, settings)
-        try:
-            yield host
-        finally:
-            await host.close()
 
     def _rollout(self, supervisor: EngineSupervisor, episodes: Episodes, renderer: ChatRenderer) -> Rollout:
         sampling = SamplingSettings(
@@ -232,26 +211,25 @@ class Session:
 
 
 @contextlib.asynccontextmanager
-async def _loading(job: Job, waits: WaitBoard) -> AsyncIterator[asyncio.Future[tuple[Policy, ChatRenderer]]]:
-    """Load the policy on a thread. A failure waits for its end; a run that is stopped has nothing to lose and does not.
+async def _loading(job: Job, waits: WaitBoard) -> AsyncIterator[asyncio.Future[ChatRenderer]]:
+    """Load the tokenizer on a thread. A failure waits for its end; a run that is stopped has nothing to lose and does
+    not.
 
     The thread cannot be ended, and the interpreter's exit would be unsafe while it goes on.
     """
-    loading = asyncio.get_running_loop().run_in_executor(DaemonThreads("load policy"), _load_policy, job)
+    loading = asyncio.get_running_loop().run_in_executor(DaemonThreads("load tokenizer"), _load_renderer, job)
     try:
         yield loading
     except Exception:
-        with waits.waiting("end of its loading", "policy", LOAD_END_S):
+        with waits.waiting("end of its loading", "tokenizer", LOAD_END_S):
             await asyncio.wait([loading], timeout=LOAD_END_S)
         raise
     finally:
         loading.cancel()
 
 
-def _load_policy(job: Job) -> tuple[Policy, ChatRenderer]:
-    torch.set_num_threads(job.train.threads)
-    torch.manual_seed(job.run.seed)
-    return load_policy(job.model.path), ChatRenderer(load_tokenizer(job.model.path))
+def _load_renderer(job: Job) -> ChatRenderer:
+    return ChatRenderer(load_tokenizer(job.model.path))
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

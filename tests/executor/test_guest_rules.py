@@ -13,18 +13,18 @@ from rose_executor.guest_rules import OBEY_S, STEPS_UNDER_WAY, Freeze, GuestRule
 from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64)
-BUSY = ServingState(9, 2, 0, 0.0, 0.0, 0.06, 10, 5, 100)
+BUSY = ServingState(9, 2, 0, 0.0, 0.0, 0.06, 10, 5, 100, 0.0)
 UNKNOWN: Reading[ServingState] = Reading(None, why="stale")
 NO_GUEST: Reading[GuestState] = Reading(None, why="never written")
 TICK_S = 0.005
 
 
 def idle(now_s: float) -> Reading[ServingState]:
-    return Reading(ServingState(9, 0, 0, 0.0, now_s, 0.01, 0, 0, 100), 1)
+    return Reading(ServingState(9, 0, 0, 0.0, now_s, 0.01, 0, 0, 100, 0.0), 1)
 
 
 def guest(computed_steps: int, step_s: float = 0.001, step_tokens: int = 10) -> Reading[GuestState]:
-    return Reading(GuestState(99, computed_steps, 1, 3, 0, 9, 100, step_s, step_tokens, 0, 0.0, 0), 1)
+    return Reading(GuestState(99, computed_steps, 1, 3, 0, 9, 100, step_s, step_tokens, 0, 0.0, 0, 0.0), 1)
 
 
 class World:
