@@ -114,8 +114,10 @@ class GuestRules:
             self.shut_since_s = now
         if guest is None or now - self.shut_since_s < OBEY_S:
             return False
-        if self._guest_behind_gate is None:
-            self._guest_behind_gate = guest.computed_steps + STEPS_UNDER_WAY
+        excused = guest.computed_steps + STEPS_UNDER_WAY
+        # It can become less: the next guest begins at 0, while the board still tells of the last.
+        if self._guest_behind_gate is None or excused < self._guest_behind_gate:
+            self._guest_behind_gate = excused
         if guest.computed_steps <= self._guest_behind_gate:
             return False
         self._guest_behind_gate = guest.computed_steps

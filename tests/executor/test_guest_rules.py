@@ -110,6 +110,16 @@ def test_a_guest_that_goes_on_behind_a_shut_gate_is_frozen_until_it_stops() -> N
     assert "after its gate was shut" in world.rules.frozen
 
 
+def test_what_a_dead_guest_had_computed_excuses_nothing_of_the_next() -> None:
+    world = World()
+    world.open_gate()
+    assert not shut_for(world, 2 * OBEY_S, guest(5000))
+    world.rules.replaced()
+    assert not shut_for(world, 2 * OBEY_S, guest(5000))  # the board still says so for a while
+    assert not shut_for(world, OBEY_S, guest(0))
+    assert len(shut_for(world, OBEY_S, guest(1 + STEPS_UNDER_WAY))) == 1
+
+
 def test_a_step_that_was_under_way_when_the_gate_was_shut_may_end_whenever_it_gets_to() -> None:
     """Below a busy serving engine a guest gets next to no processor time: that is no disobedience."""
     world = World()

@@ -28,11 +28,11 @@ from rose_executor.board import GUEST, QUOTA, SERVING
 from rose_executor.board_states import ServingState
 from rose_executor.engine_health import Died, EngineHealth, HealthAction, Ready, Start, Wanted
 from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked, Write
+from rose_executor.lending import lent
 from rose_executor.slack import SlackPolicy
 from rose_scheduler.events import EngineKind, EngineOffered
 
 LOOK_S = 0.025
-GATE_SHUT_S = 0.5
 RESTARTS_MAX = 6
 _NEW_TOKENS = 8
 """What a guest of which no step was seen yet may try, and what it may try again."""
@@ -44,7 +44,7 @@ Counted = tuple[bool, PageSlot | None]
 class LendingExecutor:
     """One machine's; `engines` are all its guests, the dead ones too, whose pages stay.
 
-    `make_rules` makes the rules of each guest; `severed` says whether its link to the run is cut.
+    `make_rules` makes the rules of each of its lives; `severed` says whether its link to the run is cut.
     """
 
     def __init__(
@@ -81,9 +81,14 @@ class LendingExecutor:
         self._odds = odds
         self._severed = severed
         self._made = made
-        self._rules = ""
+        self._rules = make_rules(policy, LIMITS.kv_blocks)
+        self._seen: Looked | None = None
         self._allowed_s = 0.0
         self._shut_s: float | None = None
+
+    @property
+    def rules_part(self) -> str:
+        return f"rules of executor {self.lives}"
 
     @property
     def cut(self) -> int:
@@ -105,7 +110,9 @@ class LendingExecutor:
         self.lives += 1
         self._end_guest()
         self._parts.put(self.part, EngineHealth(RESTARTS_MAX, backoff_s=0.1))
-        self._new_rules()
+        self._rules = self._make_rules(self._policy, LIMITS.kv_blocks)
+        self._parts.put(self.rules_part, self._rules)
+        self._shut_s = self._seen = None
         self._look(self.lives)
         self._driver.feed(To(self.part, Wanted()))
 
@@ -115,7 +122,7 @@ class LendingExecutor:
             return
         self.up = False
         self._parts.drop(self.part)
-        self._parts.drop(self._rules)
+        self._parts.drop(self.rules_part)
         if self.follower is not None:
             self.follower.stop()
         orphan = self.guest
@@ -176,7 +183,8 @@ class LendingExecutor:
         serving = self._board.read(SERVING, now)
         slack_s = self._own_slack_s(serving.state)
         self._allowed_s = slack_s / self._policy.interference
-        self._driver.feed(To(self._rules, Looked(serving, self._board.read(GUEST, now))))
+        self._seen = Looked(serving, self._board.read(GUEST, now))
+        self._driver.feed(To(self.rules_part, self._seen))
         quota = self._board.read(QUOTA, now).state
         must(quota is not None, "a quota is not renewed", now - self._board.written_s(QUOTA))
         assert quota is not None
@@ -208,7 +216,12 @@ class LendingExecutor:
         must(guest.deaf, "an obedient guest is frozen", guest.incarnation)
         self.freezes += 1
         guest.freeze()
-        self._driver.call(0.05, f"{guest.incarnation} is replaced", self.crash_guest)
+        self._driver.call(0.05, f"{guest.incarnation} is replaced", partial(self._replace, guest))
+
+    def _replace(self, guest: GuestEngine) -> None:
+        if self.up and guest is self.guest:
+            self.crash_guest()
+            self._rules.replaced()
 
     def _started(self, life: int, wait: int, faulty: bool) -> None:
         self._waits.end(wait)
@@ -234,16 +247,9 @@ class LendingExecutor:
             begins=self.guest_begins,
         )
         self.guest = self.engines[incarnation] = guest
-        self._new_rules()
         self._driver.feed(To(self.part, Ready()))
         self.follower.follow()
         self._beat(guest, self.follower)
-
-    def _new_rules(self) -> None:
-        self._parts.drop(self._rules)
-        self._rules = f"rules {self.lives}.{self.guests}"
-        self._parts.put(self._rules, self._make_rules(self._policy, LIMITS.kv_blocks))
-        self._shut_s = None
 
     def _end_guest(self) -> None:
         if self.follower is not None:
@@ -254,15 +260,11 @@ class LendingExecutor:
     def _beat(self, guest: GuestEngine, follower: GuestFollower) -> None:
         if not self.up or not guest.alive or guest is not self.guest or self.closing:
             return
-        version, slots = follower.runs, self._slots_open(guest)
+        version = follower.runs
+        slots = lent(self._seen, "", self._rules, LIMITS.active_seqs, self._driver.now).slots
         if version != BASE and not self._severed():
             self._driver.call(CALL_S, "", partial(self._host.beat, _offer(guest), version, slots))
         self._driver.call(BEAT_S, "", lambda: self._beat(guest, follower))
-
-    def _slots_open(self, guest: GuestEngine) -> int:
-        unknown = self._board.read(SERVING, self._driver.now).state is None
-        shut = self._shut_s is not None and self._driver.now - self._shut_s > GATE_SHUT_S
-        return 0 if unknown or shut or guest.frozen else LIMITS.active_seqs
 
 
 def _offer(guest: GuestEngine) -> EngineOffered:

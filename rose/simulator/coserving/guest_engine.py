@@ -44,7 +44,7 @@ class GuestEngine(RolloutEngine):
         self._begins = begins
         self._stepping = False
         self._steps = self._computed = 0
-        self._step_s = 0.0
+        self._step_s = self._busy_s = 0.0
         self._step_tokens = 0
         core.freed = self.kick
 
@@ -91,6 +91,7 @@ class GuestEngine(RolloutEngine):
         if tokens:
             self._computed += 1
             self._step_s, self._step_tokens = cost_s, tokens
+            self._busy_s += cost_s
             if self.weights.serving:
                 self.compute(planned)
         self.kick()
@@ -112,5 +113,6 @@ class GuestEngine(RolloutEngine):
             preemptions=0,
             starved_at_s=0.0,
             starvations=0,
+            busy_s=self._busy_s,
         )
         self._board.write(GUEST, state, self.driver.now)

@@ -7,7 +7,6 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from rose.simulator.coserving.board import SimulatedBoard
@@ -28,17 +27,14 @@ class _Served:
 
 
 class ServingEngine:
-    """`alive` while it runs; `delayed` hears what each step took longer for the guest's sake, in seconds."""
+    """`alive` while it runs; `served` counts the requests that it has answered to their end."""
 
-    def __init__(
-        self, core: SharedCore, board: SimulatedBoard, driver: PartsDriver, delayed: Callable[[float], None]
-    ) -> None:
+    def __init__(self, core: SharedCore, board: SimulatedBoard, driver: PartsDriver) -> None:
         self.alive = False
         self.served = 0
         self._core = core
         self._board = board
         self._driver = driver
-        self._delayed = delayed
         self._waiting: deque[_Served] = deque()
         self._running: list[_Served] = []
         self._stepping = False
@@ -80,7 +76,7 @@ class ServingEngine:
             tokens += one.prompt
             self._running.append(one)
         life = self._life
-        self._delayed(self._core.serving_begins(STEP_S + TOKEN_S * tokens, lambda: self._stepped(life, tokens)))
+        self._core.serving_begins(STEP_S + TOKEN_S * tokens, lambda: self._stepped(life, tokens))
 
     def _stepped(self, life: int, tokens: int) -> None:
         self._stepping = False

@@ -28,8 +28,8 @@ class SharedCore:
         self._guest_since_s = 0.0
         self._guest_run = 0
 
-    def serving_begins(self, cost_s: float, ended: Callable[[], None]) -> float:
-        """A serving step begins; what it takes longer for the guest's sake, in seconds."""
+    def serving_begins(self, cost_s: float, ended: Callable[[], None]) -> None:
+        """A serving step begins, which would cost so much with no guest there."""
         self.serving_busy = True
         excess_s = 0.0
         if self._guest_ended is not None:
@@ -39,7 +39,6 @@ class SharedCore:
                 self._guest_left_s = left_s - excess_s
                 self._guest_run += 1
         self._driver.call(cost_s + excess_s, "", lambda: self._serving_ended(ended))
-        return excess_s
 
     def guest_begins(self, cost_s: float, ended: Callable[[], None]) -> None:
         """A guest's step begins; only where `serving_busy` is not so."""
