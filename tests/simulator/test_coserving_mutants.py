@@ -15,8 +15,8 @@ from rose.simulator.coserving.follower import GuestFollower
 from rose.simulator.coserving.player import Player
 from rose.simulator.coserving_world import Cores, CoservingWorld
 from rose.trainer.alarm import FormatAlarm, MalformedAlarm
-from rose.version_events import CommitFailed, Committed, VersionAction, VersionEvent
-from rose.versions import VersionState
+from rose.version_events import Commit, CommitFailed, Committed, VersionAction, VersionEvent
+from rose.versions import EnginePhase, VersionState
 from rose_executor import guest_rules, slack
 from rose_executor.board import QUOTA, Half, S
 from rose_executor.board_states import Reading, ServingState
@@ -249,7 +249,16 @@ class ServesWhileCommitting(VersionState):
         return self.engine_version(engine_id) is not None
 
 
-@pytest.mark.parametrize("versions", [TrustsAFailedCommit, ServesWhileCommitting])
+class WaitsForEverybody(VersionState):
+    """No engine changes its version while another is not as far."""
+
+    def step(self, event: VersionEvent, now: float) -> tuple[VersionAction, ...]:
+        actions = super().step(event, now)
+        behind = any(engine.phase is EnginePhase.STAGING for engine in self._engines.values())
+        return tuple(action for action in actions if not (behind and isinstance(action, Commit)))
+
+
+@pytest.mark.parametrize("versions", [TrustsAFailedCommit, ServesWhileCommitting, WaitsForEverybody])
 def test_versions_that_lie(versions: type[VersionState]) -> None:
     first_failure(lambda seed: CoservingWorld(seed, Cores(versions=versions)), versions.__name__)
 

@@ -17,7 +17,7 @@ from rose.simulator.coserving.waits import WaitBooks
 from rose.simulator.world import must
 from rose_scheduler.events import Expire, Grant, LeaseAsked, LeaseOutcome, Reason, Refuse
 
-WAIT_S = 1.5
+WAIT_S = 0.8
 GRACE_S = 0.1
 HOLD_S = 2.0
 _AGAIN_S = 0.1
