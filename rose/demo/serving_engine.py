@@ -20,7 +20,7 @@ from rose.waits import WaitBoard
 from rose_executor.engine_env import IMPORT_ENV, SERVING_BOARD
 
 NAME = "serving"
-_START_S = 240.0
+_START_S = 600.0
 _POLL_S = 0.05
 _HEALTH_S = 5.0
 
