@@ -92,11 +92,24 @@ class TurnSampler:
         for attempt in range(self.settings.attempts_max):
             request_id = f"{asked.trajectory_id}.{asked.number}.{attempt}"
             prompt = [*token_ids, *turn.output_ids]
+            asked_s = time.monotonic()
             async with self._place(replace(asked, context_tokens=len(prompt))) as (engine, lease):
+                leased_s = time.monotonic()
                 self._books.start_request(request_id, asked.trajectory_id, engine)
                 part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids))
             turn.extend(engine.engine_id, request_id, part)
             turn.finish = self._finish(turn, part.finish)
+            log.info(
+                "turn sampled",
+                request_id=request_id,
+                engine_id=engine.engine_id,
+                lease_id=lease.lease_id,
+                tokens=len(part.output_ids),
+                versions=[span.version for span in part.versions],
+                finish=turn.finish,
+                waited_s=round(leased_s - asked_s, 3),
+                seconds=round(time.monotonic() - leased_s, 3),
+            )
             if turn.finish is not Finish.ABORT:
                 return turn
         raise EngineError(

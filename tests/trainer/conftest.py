@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from ray_site import RaySite
+from stand_ins import Logged
 
 import rose.demo.warmstart
 from rose.env.chat import ChatRenderer
+from rose.logs import open_log
 from rose.trainer.books import Books
 from rose.waits import WaitBoard
 
@@ -49,6 +51,15 @@ def renderer(shipped_model: Path) -> ChatRenderer:
 @pytest.fixture
 def books() -> Books:
     return Books()
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Logged]:
+    """The log of this process, as a run's."""
+    output = tmp_path / "runs" / "run"
+    output.mkdir(parents=True)
+    with open_log(output / "log.jsonl"):
+        yield Logged(output)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rose.cli.trail import footprints
 from rose.config import Job
 from rose.env.contract import StepResult
 from rose.errors import EngineError
@@ -264,6 +265,19 @@ class Environment:
 
     def close(self) -> None:
         self._task.closed += 1
+
+
+class Logged:
+    """What the log in a run's output folder says of a trajectory, as `rose trace` finds it."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+
+    def of(self, trajectory_id: str) -> list[dict[str, Any]]:
+        return [step.values for step in footprints(trajectory_id, self._output)]
+
+    def events(self, trajectory_id: str) -> list[str]:
+        return [values["event"] for values in self.of(trajectory_id)]
 
 
 def a_run(folder: Path) -> Run:

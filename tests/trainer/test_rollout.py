@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stand_ins import END, Answer, Asked, Lost, Refused, Script, ScriptedSupervisor, Silent, World, a_sampler
+from stand_ins import END, Answer, Asked, Logged, Lost, Refused, Script, ScriptedSupervisor, Silent, World, a_sampler
 
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
@@ -122,6 +122,16 @@ def test_an_episode_is_recorded_turn_by_turn_as_the_engine_saw_it(bench: Bench) 
     assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(contexts))
     assert world.closed == 1
     assert bench.books.ledger.accounts()[Account.IN_FLIGHT] == 6  # the update decides where these go
+
+
+def test_a_trajectorys_end_stands_in_the_log_under_its_id(bench: Bench, logged: Logged) -> None:
+    world = World(step=lambda action, i: raises() if i == 1 else StepResult("next", 0.5, False, False))
+    bench.play(world, [a_task()])
+    first, second, end, _ = logged.of("t0")
+    assert [first["event"], second["event"], end["event"]] == ["turn sampled", "turn sampled", "trajectory ended"]
+    assert (end["outcome"], end["reward"], end["turns"], end["tokens"]) == ("environment-failed", 0.5, 2, 4)
+    assert end["group_id"] == "g"
+    assert "its step raised" in end["why"]
 
 
 @pytest.mark.parametrize("failure", [raises, raises_a_book, lambda: None, lambda: "\ud800", lambda: "x" * 10_000_000])

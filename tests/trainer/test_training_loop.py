@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from stand_ins import a_job, a_run
+from stand_ins import Logged, a_job, a_run
 from tiny_policy import VOCABULARY, tiny_policy
 
 from rose.errors import ClusterError, ContractError, EngineError, EnvironmentFailed, TrainingError
@@ -247,6 +247,14 @@ def test_groups_without_variance_are_settled_as_such_and_change_nothing(bench: C
     assert (accounts[Account.ZERO_VARIANCE], accounts[Account.TRAINED]) == (3 * 4 * ACTIONS, 0)
     assert [step.changed_fraction for step in made.recorder.steps] == [0.0, 0.0, 0.0]
     assert [step.groups_zero_variance for step in made.recorder.steps] == [2, 2, 2]
+
+
+def test_the_log_says_which_update_took_a_trajectory_in(bench: Callable[..., Bench], logged: Logged) -> None:
+    bench(lambda task, version: {"reward": 1.0} if "g0" in task.trajectory_id else split(task, version)).run()
+    for trajectory_id, into in (("s2g0-1", "zero_variance"), ("s2g1-1", "trained")):
+        (update,) = (one for one in logged.of(trajectory_id) if one["event"] == "update")
+        assert update["version"] == 2
+        assert [what for what, those in update.items() if isinstance(those, list) and trajectory_id in those] == [into]
 
 
 def test_failed_and_empty_trajectories_are_data(bench: Callable[..., Bench]) -> None:
