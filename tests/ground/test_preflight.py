@@ -112,8 +112,8 @@ def test_what_memory_depends_on(job: Job, model_folder: Path) -> None:
         == 2 * GIB
     )
     bigger = replace(model, weights_bytes=2 * GIB)
-    # Two engines in float32, four float32 copies in the trainer, three kept versions.
-    assert memory_needed_bytes(job, bigger) - base == (8 + 16) * (GIB - model.weights_bytes // 2) + 3 * (
+    # Two engines in float32, four float32 copies in the actor, one in the reference, three kept versions.
+    assert memory_needed_bytes(job, bigger) - base == (8 + 20) * (GIB - model.weights_bytes // 2) + 3 * (
         2 * GIB - model.weights_bytes
     )
 

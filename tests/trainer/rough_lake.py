@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -35,21 +36,22 @@ class Unruly(FrozenLake):
 
 
 class Deadly(FrozenLake):
-    """The first step of the first training task ends the whole process, once."""
-
-    def step(self, action: str) -> StepResult:
-        if self._seed == 0 and not os.path.exists(self.mark):
-            open(self.mark, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().step(action)
+    """A first step at the first training task ends the whole process, once in a run: `mark` is a file that is not."""
 
     def __init__(self, mark: str, **params: Any) -> None:
         super().__init__(**params)
-        self.mark = mark
+        self._mark = mark
+        self._first = False
 
     def reset(self, seed: int, episode_id: str) -> str:
-        self._seed = seed
+        self._first = seed == 0
         return super().reset(seed, episode_id)
+
+    def step(self, action: str) -> StepResult:
+        if self._first:
+            with contextlib.suppress(FileExistsError), open(self._mark, "x"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
 
 
 class Words(str):

@@ -194,18 +194,21 @@ def test_a_small_job_runs_to_its_end(bench: Bench) -> None:
     assert (report.steps[0].logprob_mismatch_max or 0.0) < 1e-4
 
 
+@pytest.mark.timeout(900)
 def test_a_worker_of_the_environments_that_is_killed_costs_its_episodes_alone(bench: Bench) -> None:
     bench.open_crew = open_crew
-    deadly = {"kind": "rough_lake:Deadly", "params": {"mark": str(bench.folder / "mark")}}
+    deadly = {"kind": "rough_lake:Deadly", "params": {"mark": str(bench.folder / "mark")}, "workers": 2}
     played = bench.play({"environment": deadly, "rollout": {"groups": 4}, "train": {"steps": 2}})
     assert played.failure is None, str(played.failure)
     report = played.balanced()
     assert report.outcome == "finished"
-    assert set(report.steps[0].outcomes) == {"completed", "environment-failed"}
-    assert set(report.steps[1].outcomes) == {"completed"}
-    assert any("environment-0 is dead" in cause for cause in report.environment_failures)
+    assert report.steps[0].outcomes == {"completed": 4, "environment-failed": 4}
+    assert report.steps[1].outcomes == {"completed": 8}
+    (cause,) = report.environment_failures
+    lost = cause.partition(" ")[0]
+    assert cause.startswith(f"{lost} is dead: its process was killed")
     assert report.ledger.accounts[Account.ENVIRONMENT_FAILED.value] > 0
-    assert played.states["environment-0"] == ["starting", "ready", "dead", "starting", "ready", "ended"]
+    assert played.states[lost] == ["starting", "ready", "dead", "starting", "ready", "ended"]
     for part in ("actor", "reference", "Ray"):
         assert played.states[part] == ["starting", "ready", "ended"]
     # The first step is sampled by the reference itself; what differs is the rounding.
