@@ -249,7 +249,7 @@ class Session:
             lease_hold_s=job.turn_timeout_s + LEASE_SPARE_S,
         )
         return Rollout(
-            TurnSampler(leasing.client, leasing.engines, self._books, self._waits, sampling),
+            TurnSampler(leasing.client, leasing.engines, self._books, sampling),
             episodes,
             renderer,
             self._books,

@@ -61,7 +61,8 @@ def test_a_good_job_on_a_roomy_machine_passes(job: Job, model_folder: Path, tmp_
     checks = look_at(job, ROOMY, tmp_path)
     assert all(check.ok for check in checks.values())
     assert set(checks) == {
-        "packages", "engine port", "metrics port", "scheduler port", "weights port", "cores", "model folder", "context length", "KV cache", "memory",
+        "packages", "engine port", "metrics port", "scheduler port", "weights port",
+        "cores", "model folder", "context length", "KV cache", "memory",
         "runtime folder", "output folder",
     }  # fmt: skip
 

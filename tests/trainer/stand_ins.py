@@ -20,7 +20,6 @@ from rose.records import Finish, VersionSpan
 from rose.runs import Run
 from rose.trainer.books import Books
 from rose.trainer.sampler import SamplingSettings, TurnSampler
-from rose.waits import WaitBoard
 from rose_executor.token_page import RequestCount
 from rose_executor.token_route import EngineLost, PartialOutput, RouteOutput
 from rose_scheduler.client import Lease, Turn
@@ -227,7 +226,7 @@ class ScriptedScheduler:
 def a_sampler(supervisor: ScriptedSupervisor, books: Books, settings: SamplingSettings) -> TurnSampler:
     """Samples on the engines of a scripted supervisor, all of which are leased at once."""
     scheduler = ScriptedScheduler(supervisor)
-    return TurnSampler(scheduler, scheduler, books, WaitBoard(), settings)  # type: ignore[arg-type]
+    return TurnSampler(scheduler, scheduler, books, settings)  # type: ignore[arg-type]
 
 
 def in_turn(*replies: Reply) -> Script:

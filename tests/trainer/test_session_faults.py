@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from guest_engine import a_guest
 from local_crew import open_local_crew
 from stand_ins import a_job
 
@@ -38,7 +39,7 @@ from rose.waits import WaitBoard
 from rose_executor import supervisor
 from rose_executor.token_page import PageReader
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LONG_TURNS: dict[str, dict[str, Any]] = {
     "rollout": {"max_new_tokens": 200},
@@ -149,9 +150,10 @@ class Bench:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Short, because it holds unix sockets."""
     with tempfile.TemporaryDirectory(prefix="rose-") as name:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", str(Path(name) / "root"))
         yield Path(name)
 
 
@@ -353,3 +355,50 @@ def test_a_full_output_folder_does_not_end_the_training(bench: Bench, parity_eve
             write_report(played.report, output)
     assert played.failure is None, str(played.failure)
     assert len(played.balanced().steps) == 2
+
+
+def test_a_scheduler_that_is_killed_in_mid_rollout_comes_back_and_the_run_goes_on(babbling: Bench) -> None:
+    async def kill(bench: Bench) -> None:
+        await bench.incarnation(1)
+        (scheduler,) = schedulers()
+        scheduler.kill()
+
+    played = babbling.play(LONG_TURNS, kill)
+    assert played.failure is None
+    report = played.balanced()
+    assert {each.outcome for each in played.trajectories} == {Outcome.COMPLETED}
+    assert played.states["scheduler"] == ["starting", "ready", "starting", "ready", "ended"]
+    assert report.engine_restarts == ()
+    assert schedulers() == []
+
+
+def schedulers() -> list[psutil.Process]:
+    """Of sessions in this process; one that has ended is none."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and "scheduler" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_a_lent_engine_takes_turns_and_costs_none_when_it_is_killed(babbling: Bench) -> None:
+    async def lend_and_kill(bench: Bench) -> None:
+        async with a_guest(bench.rig, bench.model, bench.folder / "guest", bench.runtime) as guest:
+            while bench.recorder.phase != "rollout":
+                await asyncio.sleep(0.002)
+            await guest.sampled(200)
+            guest.kill()
+
+    sections = {**LONG_TURNS, "engine": {"max_num_seqs": 2}, "rollout": {"groups": 8, "max_new_tokens": 200}}
+    played = babbling.play(sections, lend_and_kill)
+    assert played.failure is None
+    report = played.balanced()
+    assert {each.outcome for each in played.trajectories} == {Outcome.COMPLETED}
+    engines = {each.engine_id: each for each in report.engines}
+    assert (engines["guest"].kind, engines["engine-0"].kind) == ("lent", "dedicated")
+    assert engines["guest"].tokens_received > 0
+    assert engines["guest"].lost_requests > 0
+    moved = [turn for each in played.trajectories for turn in each.turns if len(turn.requests) > 1]
+    assert any(turn.requests[0].engine_id == "guest" and turn.requests[0].tokens > 0 for turn in moved)
+    assert played.states["guest"][-1] == "dead"
