@@ -132,6 +132,7 @@ class CoservingWorld:
         )
         self._groups_left = self.random.randint(2, 4)
         self._flooded = chance((0.0, 0.0, 1.0))
+        self._last_guest: RolloutEngine | None = None
         self.guest_tokens = 0
 
     def run(self) -> None:
@@ -139,7 +140,7 @@ class CoservingWorld:
         self.driver.call(0.0, "all begins", self._begin)
         self._plan_faults()
         quiet_s = FAULTS_UNTIL_S + (self.plan.late_s if self.plan.late else 0.0)  # by then what is late has come
-        while self.driver.now < quiet_s or (self._playing and self.driver.now < OVER_S):
+        while self.driver.now < max(quiet_s, self._severed_until_s) or (self._playing and self.driver.now < OVER_S):
             self.driver.run(self.driver.now + 0.5)
         self.driver.call(0.0, "trajectories are over", self._check_over)
         self.driver.call(CALM_S, "all is calm", self._check_calm)
@@ -203,7 +204,7 @@ class CoservingWorld:
         for at_s, _ in rarer.crashes(self.random):
             self.driver.call(at_s, "the guest dies", self.executor.crash_guest)
         for at_s, down_s in rarer.crashes(self.random):
-            self.driver.call(at_s, "the executor dies", partial(self._kill_executor, down_s))
+            self.driver.call(at_s, "the executor dies", partial(self._kill_executor, down_s * 2))
         for at_s, down_s in rarer.crashes(self.random):
             self.driver.call(at_s, "the scheduler dies", partial(self._kill_scheduler, down_s))
         for at_s, down_s in rarer.crashes(self.random):
@@ -274,6 +275,7 @@ class CoservingWorld:
     def _check_over(self) -> None:
         must(not self._playing, "trajectories do not end", self.waits.open())
         self.training.publish()  # an engine that was left lagging comes back with the next version
+        self._last_guest = self.executor.guest if self.executor.up else None
 
     def _check_calm(self) -> None:
         """A while after the last trajectory: every engine that is there runs the newest version."""
@@ -281,6 +283,9 @@ class CoservingWorld:
         for engine_id, engine in self.fleet.engines.items():
             if engine_id not in self.fleet.given_up:
                 must(engine.alive and engine.version == newest, "an engine is left behind", (engine_id, engine.version))
+        guest = self._last_guest
+        if guest is not None and guest.alive:
+            must(guest.version == newest, "the guest is left behind", (guest.incarnation, guest.version))
         must(len(self.host.core.leases) == 0, "leases are open for ever", self.host.core.remembered())
         self.executor.closing = self.fleet.closing = True
 

@@ -58,7 +58,7 @@ class GuestFollower:
         if newest == self.runs:
             self._driver.call(PAUSE_S, "", self.follow)
             return
-        self.skipped += newest - self.runs - 1
+        self.skipped += newest - self.runs - 1 if self.runs != BASE else 0
         self._target = newest
         self._wait = self._waits.begin(f"fetch of version {newest}", self._driver.now + FETCH_DEADLINE_S)
         took_s = FETCH_DEADLINE_S if self._severed() else FETCH_S * (0.5 + self._driver.random.random())

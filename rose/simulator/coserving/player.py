@@ -25,7 +25,7 @@ from rose.simulator.world import must
 from rose_scheduler.events import Grant, LeaseOutcome
 
 STALL_S = 0.5
-COUNT_WAIT_S = 0.6
+COUNT_WAIT_S = 0.3
 ENVIRONMENT_DEADLINE_S = 0.4
 ATTEMPTS_MAX = 4
 _POLL_S = 0.05
