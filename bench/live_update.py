@@ -127,9 +127,7 @@ class _Round:
 
     def _route(self, engine: EngineProcess) -> TokenRoute:
         session: aiohttp.ClientSession = self._session
-        return TokenRoute(
-            engine.base_url, session, engine_id=engine.settings.engine_id, waits=self._waits, page=engine.page
-        )
+        return TokenRoute(engine.base_url, session, engine_id=engine.settings.engine_id, waits=self._waits)
 
     async def _stream(self, engine: EngineProcess, tokens: int) -> _Stream:
         self._requests += 1

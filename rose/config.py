@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -103,6 +104,9 @@ class EnvironmentConfig(_Section):
         pattern=r"^[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?$",
         description="The environment: a built-in name such as frozen_lake, or package.module:Class.",
     )
+    workers: int = Field(
+        default=1, ge=1, le=1024, description="Processes that play the episodes; one that dies is replaced."
+    )
     params: dict[str, Param] = Field(default_factory=dict, description="Table of the environment's own settings.")
     reset_timeout_s: Seconds = Field(default=20.0, description="Longest wait for an episode to begin, in seconds.")
     step_timeout_s: Seconds = Field(default=20.0, description="Longest wait for the answer to one action, in seconds.")
@@ -152,7 +156,11 @@ class TrainConfig(_Section):
         default=4096, ge=64, le=1 << 24, description="Most padded tokens in one forward pass."
     )
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, description="Gradients are scaled down to this norm.")
-    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the trainer.")
+    threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the actor, and of the reference.")
+    start_timeout_s: Seconds = Field(
+        default=180.0, description="Longest wait for actor, reference or an environment worker to start, in seconds."
+    )
+    update_timeout_s: Seconds = Field(default=600.0, description="Longest wait for one update, in seconds.")
 
 
 class EvaluationConfig(_Section):
@@ -170,10 +178,24 @@ class EvaluationConfig(_Section):
     )
 
 
+class SchedulerSection(_Section):
+    """Which engine takes the next turn."""
+
+    port: int = Field(
+        default=0, ge=0, le=65_535, description="Loopback port of the run's scheduler; 0 takes any free one."
+    )
+
+
 class WeightsConfig(_Section):
     """Published versions."""
 
     keep: int = Field(default=2, ge=1, le=1000, description="Published versions kept in the runtime folder.")
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="Loopback port where executors that lend engines fetch them; 0 takes any free one.",
+    )
     parity_every_steps: int = Field(
         default=1, ge=0, le=10_000_000, description="Steps between comparisons with a fresh engine; 0: never."
     )
@@ -204,6 +226,7 @@ class Job(_Section):
     rollout: RolloutConfig = RolloutConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    scheduler: SchedulerSection = SchedulerSection()
     weights: WeightsConfig = WeightsConfig()
     alarm: AlarmConfig = AlarmConfig()
 
@@ -222,11 +245,23 @@ class Job(_Section):
                 f"evaluation.first_seed = {first_seed}: allowed is at least {tasks}, which is train.steps x"
                 " rollout.groups: training takes its seeds modulo first_seed, and would see tasks again"
             )
-        if self.engine.port == self.run.metrics_port != 0:
-            lines.append(f"run.metrics_port = {self.run.metrics_port}: allowed is any port but engine.port, or 0")
+        lines += self._ports_taken_twice()
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self
+
+    def _ports_taken_twice(self) -> list[str]:
+        ports = {
+            "engine.port": self.engine.port,
+            "run.metrics_port": self.run.metrics_port,
+            "scheduler.port": self.scheduler.port,
+            "weights.port": self.weights.port,
+        }
+        return [
+            f"{key} = {port}: allowed is any port but {other}, or 0"
+            for (other, taken), (key, port) in itertools.combinations(ports.items(), 2)
+            if port == taken != 0
+        ]
 
     def to_toml(self) -> str:
         """The job with every default filled in; `load_job` reads it back to an equal job."""

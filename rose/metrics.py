@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from rose.errors import ClusterError
 
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
 ADDRESS = "127.0.0.1"
 _FAST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+_LATENCY_S = tuple(round(0.0005 * 10 ** (step / 12), 7) for step in range(53))
+"""From 0.5 ms to over 10 s, twelve to a decade: what is interpolated inside one is wrong by 10 % at most."""
 _WAIT_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 _SLOW_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0)
 
@@ -65,8 +72,8 @@ class LoadMetrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
 
-        def seconds(name: str, text: str) -> Histogram:
-            return Histogram(f"rose_load_{name}_seconds", text, registry=registry, buckets=_FAST_S)
+        def seconds(name: str, text: str, buckets: tuple[float, ...] = _FAST_S) -> Histogram:
+            return Histogram(f"rose_load_{name}_seconds", text, registry=registry, buckets=buckets)
 
         self.requests = Counter(
             "rose_load_requests_total",
@@ -76,8 +83,8 @@ class LoadMetrics:
         )
         self.tokens = Counter("rose_load_tokens_total", "Tokens received.", registry=registry)
         self.in_flight = Gauge("rose_load_in_flight", "Requests in flight now.", registry=registry)
-        self.ttft_seconds = seconds("ttft", "From sending a completed request to its first token.")
-        self.tpot_seconds = seconds("tpot", "Mean time per token after the first, of a completed request.")
+        self.ttft_seconds = seconds("ttft", "From sending a completed request to its first token.", _LATENCY_S)
+        self.tpot_seconds = seconds("tpot", "Mean time per token after the first, of a completed request.", _LATENCY_S)
         self.gap_seconds = seconds("gap", "Between successive arrivals of tokens.")
         self.lag_seconds = seconds("lag", "How much later than due a request left: the client's own fault.")
         self.loop_lag_seconds = seconds("loop_lag", "How long the client itself stood still.")
@@ -113,6 +120,64 @@ class SchedulerMetrics:
         self.open_waits = gauge("open_waits", "Named waits that are open now.")
 
 
+class ExecutorMetrics:
+    """The metrics of an executor; `registry` holds exactly these. `who` is serving or guest.
+
+    A figure of an engine that cannot be seen is left out.
+    """
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(f"rose_executor_{name}_total", text, registry=registry)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"rose_executor_{name}", text, labels, registry=registry)
+
+        self.compute_ratio = gauge("compute_ratio", "Share of the last second in which an engine computed.", "who")
+        self.kv_used_ratio = gauge("kv_used_ratio", "Share of an engine's KV cache that is in use.", "who")
+        self.gate_open_ratio = gauge("gate_open_ratio", "Share of the last second in which the guest might compute.")
+        self.requests = gauge("requests", "Requests that an engine runs.", "who")
+        self.slots_open = gauge("slots_open", "Requests that the guest may be given now.")
+        self.slo_seconds = gauge("slo_seconds", "What the serving engine owes its users.", "what")
+        self.weight_version = gauge("weight_version", "Weight version that the guest samples with.")
+        self.guest_tokens = gauge("guest_tokens", "Tokens that the guest generated in all its lives.")
+        self.guest_restarts = counter("guest_restarts", "Guests started anew after a death.")
+        self.preemptions = counter("preemptions", "Requests that a shrinking quota set back.")
+        self.starvations = counter("starvations", "Times that requests began to starve although the gate was open.")
+        self.fetched_bytes = counter("fetched_bytes", "Payload that came for new weight versions.")
+        self.pause_seconds = Histogram(
+            "rose_executor_pause_seconds",
+            "How long the guest stood still to change its version.",
+            registry=registry,
+            buckets=_FAST_S,
+        )
+        self.open_waits = Gauge("rose_open_waits", "Named waits that are open now.", registry=registry)
+
+
+class DashboardMetrics:
+    """The metrics of a dashboard; `registry` holds exactly these."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"rose_dashboard_{name}", text, registry=registry)
+
+        self.services = gauge("services", "Services that are known, those that ended included.")
+        self.unanswered = gauge("addresses_unanswered", "Addresses of metrics that do not answer well now.")
+        self.series = gauge("series", "Series in memory.")
+        self.series_refused = gauge("series_refused", "Series that found no place so far.")
+        self.viewers = gauge("viewers", "Pages that are open.")
+        self.snapshots = Counter(
+            "rose_dashboard_snapshots_total",
+            "Whole states sent: one to each viewer, and one more to each that was slow.",
+            registry=registry,
+        )
+        self.open_waits = Gauge("rose_open_waits", "Named waits that are open now.", registry=registry)
+
+
 class MetricsServer:
     """A running scrape endpoint. Made by `serve`."""
 
@@ -132,9 +197,10 @@ class MetricsServer:
         self._thread.join(timeout=5.0)
 
 
-def serve(port: int, registry: CollectorRegistry) -> MetricsServer:
+def serve(port: int, registry: CollectorRegistry, unhealthy: Callable[[], str] | None = None) -> MetricsServer:
     """Answer scrapes of `registry` at http://127.0.0.1:`port`/metrics; port 0 takes any free one.
 
+    With `unhealthy`, which is called in a thread, /healthz answers 200 as long as that says "", else 503 and its words.
     Raises ClusterError if the port is taken or may not be used.
     """
     try:
@@ -146,4 +212,19 @@ def serve(port: int, registry: CollectorRegistry) -> MetricsServer:
             expected="a free port on the loopback interface",
             to_do="choose another port, or 0 for any free one",
         ) from error
+    if unhealthy is not None:
+        server.set_app(_with_health(server.get_app(), unhealthy))
     return MetricsServer(server, thread)
+
+
+def _with_health(metrics: WSGIApplication | None, unhealthy: Callable[[], str]) -> WSGIApplication:
+    assert metrics is not None
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ.get("PATH_INFO") != "/healthz":
+            return metrics(environ, start_response)
+        why = unhealthy()
+        start_response("503 Service Unavailable" if why else "200 OK", [("Content-Type", "text/plain; charset=utf-8")])
+        return [f"{why or 'ok'}\n".encode()]
+
+    return answer

@@ -50,7 +50,7 @@ def _check_bounds(table: dict[str, Any]) -> None:
 
 
 def dumps(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """TOML text of named tables, whose values are text, paths, numbers, booleans or tables of those.
+    """TOML text of named tables, whose values are text, paths, numbers, booleans, lists of those or tables of those.
 
     `tomllib.loads` reads back equal values (paths as text). Raises TypeError on any other value.
     """
@@ -77,6 +77,8 @@ def _scalar(value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, value))}]"
     if not isinstance(value, str | Path):
         raise TypeError(f"no TOML for {type(value).__name__}: {value!r}")
     # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.

@@ -33,7 +33,7 @@ from rose_executor.board_states import GuestState, Quota, Reading, ServingState
 S = TypeVar("S", ServingState, Quota, GuestState)
 
 MAGIC = b"ROSEBORD"
-LAYOUT = 1
+LAYOUT = 2
 BOARD_BYTES = 1024
 
 _HEADER = struct.Struct("<8sQ16s")

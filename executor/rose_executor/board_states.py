@@ -17,7 +17,8 @@ class ServingState:
 
     `steps` counts them. `step_s` is how long the last step took that followed another without a pause, 0 before the
     first; `step_tokens` were computed in it, prompt tokens included. `oldest_waiting_at_s` is when the request that
-    waits longest was first seen to wait, at most one step late; 0 while none waits.
+    waits longest was first seen to wait, at most one step late; 0 while none waits. `busy_s` is how long it computed in
+    all; a step after a pause, whose beginning nobody saw, counts as long as the one before.
     """
 
     steps: int
@@ -29,6 +30,7 @@ class ServingState:
     step_tokens: int
     kv_blocks_used: int
     kv_blocks_total: int
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,10 @@ class GuestState:
 
     `computed_steps` counts the finished ones of all `steps` that computed something. `quota_number` is the quota in
     force, 0 where it shut its gate by itself; `kv_blocks_total` is what it has without any quota. `step_s` and
-    `step_tokens` are those of the last step that computed something; on CPU the seconds are processor time, because
-    waiting for the processor costs the serving engine nothing. `preemptions` counts requests that a shrinking quota
-    set back. `starved_at_s` is when requests began to wait that no step can take although the gate is open, 0 while
-    none do; `starvations` counts how often that began.
+    `step_tokens` are those of the last step that computed something, `busy_s` is the sum over all of them; on CPU the
+    seconds are processor time, because waiting for the processor costs the serving engine nothing. `preemptions` counts
+    requests that a shrinking quota set back. `starved_at_s` is when requests began to wait that no step can take
+    although the gate is open, 0 while none do; `starvations` counts how often that began.
     """
 
     steps: int
@@ -68,6 +70,7 @@ class GuestState:
     preemptions: int
     starved_at_s: float
     starvations: int
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)

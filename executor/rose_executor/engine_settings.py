@@ -20,9 +20,10 @@ class EngineSettings:
 
     `kv_cache_bytes` is touched at once on CPU; `max_model_len` counts prompt and output tokens together;
     `stream_interval` is the number of tokens per streamed chunk; `port` 0 takes a free one. `runtime_dir`
-    holds the control socket and the token page, so its path must be short. `async_scheduling` is the way of
-    GPU engines. `unpacked_weights` must stay on wherever weights are updated in place on CPU. With a `board` the
-    engine is a guest: it computes only what the quota there allows, and nothing while nobody renews that.
+    holds the control socket, so its path must be short; token pages go to `page_dir`, or there too.
+    `async_scheduling` is the way of GPU engines. `unpacked_weights` must stay on wherever weights are updated in place
+    on CPU. With a `board` the engine is a guest: it computes only what the quota there allows, and nothing while nobody
+    renews that.
     """
 
     engine_id: str
@@ -40,13 +41,14 @@ class EngineSettings:
     async_scheduling: bool = False
     unpacked_weights: bool = True
     board: Path | None = None
+    page_dir: Path | None = None
 
     @property
     def control_socket(self) -> Path:
         return self.runtime_dir / f"{self.engine_id}.sock"
 
     def token_page(self, incarnation: str) -> Path:
-        return self.runtime_dir / f"{self.engine_id}.{incarnation}.page"
+        return (self.page_dir or self.runtime_dir) / f"{self.engine_id}.{incarnation}.page"
 
     def check(self, model_dir: Path) -> None:
         """Raises ConfigError for what the caller must mend, ClusterError if the port is taken."""

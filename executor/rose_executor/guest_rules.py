@@ -5,12 +5,15 @@ Invariants
   its own gate. So whatever ends the executor, nothing is left unthrottled.
 - Serving unknown, or no slack: the gate is shut.
 - A guest that goes on computing although its gate has long been shut is frozen, and again if that did not stop it. It
-  is thawed by nobody: an engine that does not obey is to be replaced.
+  is thawed only to die: an engine that does not obey is to be replaced.
 
-    gate                    guest                       action
-    open, or just shut      -                           quota on change or heartbeat
-    shut for OBEY_S         computed nothing since      the same
-    shut for OBEY_S         computed since              Freeze, besides
+    gate                    guest, since                           action
+    open, or just shut      -                                      quota on change or heartbeat
+    shut for OBEY_S         ended no more than was under way       the same
+    shut for OBEY_S         ended more, or any after a Freeze      Freeze, besides
+
+Steps that were under way when the gate was shut are no disobedience, however late they end: beneath a busy serving
+engine they may get next to no processor time for as long as it is busy.
 """
 
 from __future__ import annotations
@@ -24,7 +27,11 @@ from rose_executor.step_profile import StepProfile
 
 OBEY_S = 1.0
 """A guest's longest step, by far, and the time until it takes the next quota."""
+STEPS_UNDER_WAY = 2
+"""At most so many steps of an engine are under way at once: with asynchronous scheduling, one behind another."""
 _RENEW_S = 0.04
+_TRUSTED_S = 0.5
+"""A guest shuts its gate when its quota is older than that: `QUOTA.stale_after_s` of the board."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +57,30 @@ class Freeze:
 
 
 class GuestRules:
-    """One guest. `kv_blocks` is its share of memory, fixed for now; `frozen` says why it was frozen, "" if not."""
+    """One guest. `kv_blocks` is its share of memory, fixed for now; `frozen` says why it was frozen, "" if not.
+
+    `quota` is the last one written, None before the first; `shut_since_s` is since when its gate is shut, None while it
+    is open; `open_s` is for how long it was open in all.
+    """
 
     def __init__(self, policy: SlackPolicy, kv_blocks: int) -> None:
         self.profile = StepProfile()
         self.admission = SlackAdmission(policy)
         self.frozen = ""
+        self.quota: Quota | None = None
+        self.shut_since_s: float | None = None
+        self.open_s = 0.0
         self._kv_blocks = kv_blocks
-        self._written: Quota | None = None
+        self._looked_at_s = 0.0
         self._written_at_s = 0.0
         self._guest_steps = 0
-        self._shut_at_s: float | None = None
         self._guest_behind_gate: int | None = None
 
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
         """Take one look at `now` of the monotonic clock."""
+        if self.quota is not None and self.quota.gate_open:
+            self.open_s += min(now - self._looked_at_s, _TRUSTED_S)
+        self._looked_at_s = now
         guest = event.guest.state
         if guest is not None and guest.computed_steps != self._guest_steps:
             self._guest_steps = guest.computed_steps
@@ -77,21 +93,32 @@ class GuestRules:
             gate_open=allowance.tokens_per_step > 0,
         )
         actions: list[Write | Freeze] = []
-        if quota != self._written or now - self._written_at_s >= _RENEW_S:
-            self._written, self._written_at_s = quota, now
+        if quota != self.quota or now - self._written_at_s >= _RENEW_S:
+            self.quota, self._written_at_s = quota, now
             actions.append(Write(quota))
         if self._disobeys(quota, guest, now):
             self.frozen = f"it went on computing {OBEY_S:g} s after its gate was shut"
             actions.append(Freeze(self.frozen))
         return actions
 
+    def replaced(self) -> None:
+        """The guest is being ended; what the next one does is its own."""
+        self.frozen = ""
+        self.shut_since_s = self._guest_behind_gate = None
+
     def _disobeys(self, quota: Quota, guest: GuestState | None, now: float) -> bool:
         if quota.gate_open:
-            self._shut_at_s = self._guest_behind_gate = None
+            self.shut_since_s = self._guest_behind_gate = None
             return False
-        if self._shut_at_s is None:
-            self._shut_at_s = now
-        if guest is None or now - self._shut_at_s < OBEY_S:
+        if self.shut_since_s is None:
+            self.shut_since_s = now
+        if guest is None or now - self.shut_since_s < OBEY_S:
             return False
-        before, self._guest_behind_gate = self._guest_behind_gate, guest.computed_steps
-        return before is not None and guest.computed_steps > before
+        excused = guest.computed_steps + STEPS_UNDER_WAY
+        # It can become less: the next guest begins at 0, while the board still tells of the last.
+        if self._guest_behind_gate is None or excused < self._guest_behind_gate:
+            self._guest_behind_gate = excused
+        if guest.computed_steps <= self._guest_behind_gate:
+            return False
+        self._guest_behind_gate = guest.computed_steps
+        return True

@@ -25,13 +25,15 @@ _TRY_AGAIN_S = 0.2
 class GuestWatch:
     """Makes the board and keeps it; `run` then watches. Raises ClusterError if the board cannot be had.
 
-    `seen` is the last look, `trouble` what it failed at (board or brake), "" if at nothing.
+    `seen` is the last look, `trouble` what it failed at (board or brake), "" if at nothing. `looked_at_s`, of the
+    monotonic clock, is when it last failed at nothing.
     """
 
     def __init__(self, path: Path, rules: GuestRules, partitioner: Partitioner) -> None:
         self.rules = rules
         self.trouble = ""
         self.seen: Looked | None = None
+        self.looked_at_s = time.monotonic()
         self._path = path
         self._partitioner = partitioner
         self._writer: HalfWriter[Quota] | None = claim_quota(path)
@@ -58,6 +60,7 @@ class GuestWatch:
             self.trouble = str(error)
             return False
         self.trouble = ""
+        self.looked_at_s = now_s
         return True
 
     def close(self) -> None:

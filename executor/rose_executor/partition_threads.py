@@ -3,6 +3,8 @@
 Invariants
 - Every thread of a process and of its descendants is placed; later ones inherit it from the thread that starts them.
 - The serving engine's scheduling is left as it is; it is pinned, and only where cores were named.
+- Where the kernel groups processes by session and weighs the groups (autogroup), a class means something within a
+  session only. So the guest's sessions get the smallest weight, if they are none of this process's own.
 """
 
 from __future__ import annotations
@@ -10,7 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 import psutil
 
@@ -19,6 +23,11 @@ from rose_executor.partition_terms import Partition, Role
 
 _NICEST = 19
 _PASSES_MAX = 20
+_AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+_SESSION_S = 0.2
+_POLL_S = 0.002
+_LOWER_ATTEMPTS = 10
+_LOWER_AGAIN_S = 0.12
 
 
 class ThreadPartitioner:
@@ -33,6 +42,7 @@ class ThreadPartitioner:
         place_threads(pid, lambda thread: self._place_thread(thread, role))
         if role is Role.GUEST:
             self._guests.add(pid)
+            lower_sessions(pid)
 
     def freeze(self) -> None:
         self._signal(signal.SIGSTOP)
@@ -43,7 +53,8 @@ class ThreadPartitioner:
     def describe(self) -> Partition:
         return Partition(
             name="none (idle scheduling class)",
-            binds="the guest's threads run only where no other thread of its control group wants the core",
+            binds="the guest's threads run only where no other thread of its control group wants the core"
+            + ("; of another session: the guest's has the smallest weight" if _weighs_sessions() else ""),
             costs=f"no control groups ({self._why}): a guest that changes its own class escapes, "
             "and one that forks while it is frozen is stopped only at the second look",
             interference=0.2,
@@ -103,6 +114,55 @@ def place_threads(pid: int, place: Callable[[int], None]) -> None:
                 raise ClusterError(f"thread {thread} of process {pid} cannot be placed: {error.strerror}") from error
         done |= threads
     raise ClusterError(f"process {pid} starts threads faster than they can be placed")
+
+
+def lower_sessions(pid: int) -> None:
+    """Give the sessions of a process and its descendants the smallest weight, where the kernel weighs sessions.
+
+    Nothing is done to this process's own session: serving may be part of it. A process that has just been forked is
+    given a moment to begin its own. Raises ClusterError if the kernel refuses.
+    """
+    if not _weighs_sessions():
+        return
+    deadline_s = time.monotonic() + _SESSION_S
+    while _session(pid) != pid and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
+    for session in {_session(member) for member in _family(pid)} - {0, os.getsid(0)}:
+        _lower(session)
+
+
+def _lower(session: int) -> None:
+    for attempt in range(_LOWER_ATTEMPTS):
+        try:
+            Path(f"/proc/{session}/autogroup").write_text(str(_NICEST), encoding="ascii")
+        except FileNotFoundError:
+            return  # its leader has ended; what is left of it cannot be reached
+        except BlockingIOError as error:
+            # Ten times a second for all users together, unless one is privileged.
+            if attempt == _LOWER_ATTEMPTS - 1:
+                raise ClusterError(
+                    f"session {session} cannot be given the smallest weight: {error.strerror}"
+                ) from error
+            time.sleep(_LOWER_AGAIN_S)
+        except OSError as error:
+            raise ClusterError(f"session {session} cannot be given the smallest weight: {error.strerror}") from error
+        else:
+            return
+
+
+def _weighs_sessions() -> bool:
+    try:
+        return _AUTOGROUP.read_text(encoding="ascii").strip() == "1"
+    except OSError:
+        return False
+
+
+def _session(pid: int) -> int:
+    """0 of a process that is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _threads(pid: int) -> Iterator[int]:

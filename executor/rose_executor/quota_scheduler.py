@@ -138,6 +138,7 @@ class _Quota(Counting):
                 preemptions=self._guest_preemptions,
                 starved_at_s=self._guest_starved.since_s,
                 starvations=self._guest_starved.count,
+                busy_s=self._guest_cost.busy_s,
             )
         )
 
@@ -203,7 +204,7 @@ class _GuestBoard:
 
 
 class _StepCost:
-    """What the last of `steps` that computed something cost.
+    """What the last of `steps` that computed something cost, and all of them together.
 
     With asynchronous scheduling steps overlap, so a step's cost begins where the one before it ended.
     """
@@ -212,7 +213,7 @@ class _StepCost:
         self._clock = clock
         self._under_way: deque[tuple[float, int]] = deque()
         self._began = self._ended = 0.0
-        self.seconds = 0.0
+        self.seconds = self.busy_s = 0.0
         self.tokens = self.steps = 0
 
     @property
@@ -231,6 +232,7 @@ class _StepCost:
         began, self.tokens = self._under_way.popleft()
         now = self._clock()
         self.seconds = now - max(began, self._ended)
+        self.busy_s += self.seconds
         self._ended = now
         self.steps += 1
 

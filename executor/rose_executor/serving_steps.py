@@ -18,23 +18,26 @@ class ServingSteps:
     """Counts from `now_s` of the monotonic clock; `kv_blocks_total` is the engine's whole KV cache."""
 
     def __init__(self, kv_blocks_total: int, now_s: float) -> None:
-        self.state = ServingState(0, 0, 0, 0.0, now_s, 0.0, 0, 0, kv_blocks_total)
+        self.state = ServingState(0, 0, 0, 0.0, now_s, 0.0, 0, 0, kv_blocks_total, 0.0)
         self._waiting_since_s: deque[float] = deque()
 
     def stepped(self, *, running: int, waiting: int, kv_usage: float, tokens: int, now_s: float) -> ServingState:
         """The engine has finished a step and left so many requests; `kv_usage` is a share of all blocks."""
         before = self.state
         busy = before.running + before.waiting > 0
+        since_s = now_s - before.stepped_at_s
+        step_s = since_s if busy else before.step_s
         self.state = ServingState(
             steps=before.steps + 1,
             running=running,
             waiting=waiting,
             oldest_waiting_at_s=self._oldest(waiting, now_s),
             stepped_at_s=now_s,
-            step_s=now_s - before.stepped_at_s if busy else before.step_s,
+            step_s=step_s,
             step_tokens=tokens,
             kv_blocks_used=round(kv_usage * before.kv_blocks_total),
             kv_blocks_total=before.kv_blocks_total,
+            busy_s=before.busy_s + min(step_s, since_s),
         )
         return self.state
 

@@ -29,7 +29,7 @@ from rose_executor.control_client import ControlClient
 from rose_executor.engine_health import Died, EngineHealth, GiveUp, HealthEvent, Ready, Start, Wanted, Watch
 from rose_executor.engine_process import EngineProcess
 from rose_executor.launcher import LauncherDied
-from rose_executor.token_page import PageReader
+from rose_executor.token_page import PageReader, RequestCount
 from rose_executor.token_route import TokenRoute
 
 log = logger("supervisor")
@@ -76,6 +76,11 @@ class LiveEngine:
     waits: WaitBoard
     kill: Callable[[str], None]
 
+    @property
+    def lost(self) -> bool:
+        """Known to be dead."""
+        return self.dead.is_set()
+
     def total_tokens(self) -> int:
         """Tokens generated since this incarnation started."""
         return self.page.total()
@@ -85,8 +90,8 @@ class LiveEngine:
         count = self.page.request(request_id)
         return count.tokens if count is not None else 0
 
-    async def final_request_tokens(self, request_id: str) -> int:
-        """As `request_tokens`, once this incarnation has finished the request or is dead.
+    async def final_request(self, request_id: str) -> RequestCount:
+        """The count of a request once this incarnation has finished it or is dead; none at all if it never got any.
 
         Raises DeadlineExceeded if it neither finishes the request nor can be killed.
         """
@@ -99,7 +104,7 @@ class LiveEngine:
             await self.waits.within(
                 self.dead.wait(), "end by force", self.engine_id, _KILL_TIMEOUT_S, boundary="engine"
             )
-        return self.request_tokens(request_id)
+        return self.page.request(request_id) or RequestCount(0, None, None, True)
 
     async def news_of_death(self) -> None:
         """Return once this incarnation is known to be dead, or after a moment: for who has just lost an answer.
@@ -251,7 +256,6 @@ class EngineSupervisor:
             self._session,
             engine_id=self.engine_id,
             waits=self._waits,
-            page=process.page,
             silence_s=self._turn_timeout_s,
             total_s=self._turn_timeout_s,
         )

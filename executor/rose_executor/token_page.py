@@ -24,6 +24,7 @@ import mmap
 import os
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,8 +145,8 @@ class PageWriter:
         slot.last_version = self.version
         self._commit(at)
 
-    def finish(self, request_id: str) -> None:
-        """The request will get no more tokens. One that never got any is put on the page with none.
+    def finish(self, request_id: str) -> RequestCount:
+        """The request will get no more tokens; what it got. One that never got any is put on the page with none.
 
         Raises EngineError as `add` does.
         """
@@ -155,6 +156,7 @@ class PageWriter:
         self._slots[at].state = _FINISHED
         self._finished.append(at)
         self._commit(at)
+        return _count_of(self._slots[at])
 
     def close(self) -> None:
         self._words.release()
@@ -250,19 +252,20 @@ class PageReader:
 
     def request(self, request_id: str) -> RequestCount | None:
         """The count of one request; None if it is not known here (yet), or its slot was reused since."""
-        key_high, key_low = request_key(request_id)
-        newest: _Slot | None = None
+        return self.requests((request_id,)).get(request_id)
+
+    def requests(self, request_ids: Iterable[str]) -> dict[str, RequestCount]:
+        """The counts of many in one pass over the page, in their order; without those that are not known here."""
+        ids = {request_key(request_id): request_id for request_id in request_ids}
+        found: dict[str, RequestCount] = {}
         for at in range(self._count):
             slot = self._read(at)
-            matches = slot.key_high == key_high and slot.key_low == key_low and slot.state != _FREE
-            if matches and (newest is None or slot.state == _RUNNING):
-                newest = slot
-        if newest is None:
-            return None
-        finished = newest.state == _FINISHED
-        if newest.tokens == 0:
-            return RequestCount(0, None, None, finished)
-        return RequestCount(newest.tokens, newest.first_version, newest.last_version, finished)
+            request_id = ids.get((slot.key_high, slot.key_low))
+            if request_id is None or slot.state == _FREE:
+                continue
+            if request_id not in found or slot.state == _RUNNING:
+                found[request_id] = _count_of(slot)
+        return {request_id: found[request_id] for request_id in ids.values() if request_id in found}
 
     def close(self) -> None:
         self._words.release()
@@ -283,6 +286,13 @@ class PageReader:
             if again == commit:
                 return slot
             commit = again
+
+
+def _count_of(slot: _Slot) -> RequestCount:
+    finished = slot.state == _FINISHED
+    if slot.tokens == 0:
+        return RequestCount(0, None, None, finished)
+    return RequestCount(slot.tokens, slot.first_version, slot.last_version, finished)
 
 
 def _signed(word: int) -> int:

@@ -3,8 +3,8 @@
 Invariants
 - What is returned was sampled by the engine and passed through unchanged: counts of ids and log-probs agree
   and the version spans tile the outputs, or nothing is returned.
-- What was received before an engine was lost is kept and handed over; its version is stated only if the
-  engine's own page vouches for one.
+- What was received before an engine was lost is kept and handed over, without its version: the engine's own count
+  has to vouch for one.
 - What ends a turn is what the caller says (`stop_token_ids`, `max_tokens`), not the model folder's defaults.
 
 Speaks vLLM 0.32's `POST /inference/v1/generate`.
@@ -23,7 +23,6 @@ import aiohttp
 from rose.errors import EngineError
 from rose.records import Finish, VersionSpan
 from rose.waits import WaitBoard
-from rose_executor.token_page import PageReader
 
 _EVENT_BYTES_MAX = 4 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
@@ -46,18 +45,11 @@ class RouteOutput:
 
 @dataclass(frozen=True, slots=True)
 class PartialOutput:
-    """What had arrived when an engine was lost. `versions` is None if it spans a change of version whose
-    place is not known, or if no page vouches for it: the tokens are then counted but cannot be used.
-    """
+    """What had arrived when an engine was lost; lengths agree."""
 
     request_id: str
     output_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    versions: tuple[VersionSpan, ...] | None
-
-    @property
-    def usable(self) -> bool:
-        return self.versions is not None
 
 
 class EngineLost(EngineError):
@@ -87,7 +79,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 class TokenRoute:
-    """One incarnation of one engine. `page` is that incarnation's; without it no partial output is usable.
+    """One incarnation of one engine.
 
     `silence_s` bounds the time without a single byte, `total_s` a whole answer.
     """
@@ -99,7 +91,6 @@ class TokenRoute:
         *,
         engine_id: str = "engine",
         waits: WaitBoard | None = None,
-        page: PageReader | None = None,
         silence_s: float = 60.0,
         total_s: float = 600.0,
     ) -> None:
@@ -107,7 +98,6 @@ class TokenRoute:
         self._url = f"{base_url}/inference/v1/generate"
         self._session = session
         self._waits = waits if waits is not None else WaitBoard()
-        self._page = page
         self._total_s = total_s
         self._timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=_CONNECT_TIMEOUT_S, sock_read=silence_s)
 
@@ -152,7 +142,7 @@ class TokenRoute:
             why = str(error) if isinstance(error, _Malformed) else f"{type(error).__name__}: {error}"
             raise EngineLost(
                 f"{self.engine_id} was lost after {len(received.output_ids)} tokens of {request_id}: {why}",
-                self._partial(request_id, received),
+                PartialOutput(request_id, tuple(received.output_ids), tuple(received.logprobs)),
             ) from error
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[Any]:
@@ -193,25 +183,6 @@ class TokenRoute:
             f"{self.engine_id} refused {request_id} with status {status}: {text}",
             to_do="shorten the prompt or mend the request; repeating it would not help",
         )
-
-    def _partial(self, request_id: str, received: _Received) -> PartialOutput:
-        tokens = len(received.output_ids)
-        return PartialOutput(
-            request_id,
-            tuple(received.output_ids),
-            tuple(received.logprobs),
-            self._vouched_versions(request_id, tokens),
-        )
-
-    def _vouched_versions(self, request_id: str, tokens: int) -> tuple[VersionSpan, ...] | None:
-        if tokens == 0:
-            return ()
-        count = self._page.request(request_id) if self._page is not None else None
-        if count is None or count.tokens < tokens or count.first_version is None:
-            return None
-        if count.first_version != count.last_version:
-            return None
-        return (VersionSpan(count.first_version, 0, tokens),)
 
 
 def _decode(event: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,11 +119,13 @@ class WarmProcess:
         env: Mapping[str, str] = IMPORT_ENV,
         modules: Sequence[str] = ENGINE_MODULES,
         timeout_s: float = 180.0,
+        born: Callable[[int], None] = lambda pid: None,
     ) -> WarmProcess:
         """Import `modules` in a new process (vLLM: about 15 s of one core) and return when it can fork.
 
         `env` must hold everything that they read while they are imported. Call from the main thread, which
-        must outlive it. Raises LauncherDied with the log's last lines if it dies, DeadlineExceeded after `timeout_s`.
+        must outlive it. `born` is told its pid before it has done anything. Raises LauncherDied with the log's last
+        lines if it dies, DeadlineExceeded after `timeout_s`.
         """
         ours, theirs = socket.socketpair()
         child_log = ChildLog(log_path)
@@ -144,6 +146,12 @@ class WarmProcess:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        try:
+            born(process.pid)
+        except BaseException:
+            process.kill()
+            ours.close()
+            raise
         reader, writer = await asyncio.open_connection(sock=ours)
         warm = cls(process, reader, writer, child_log, waits)
         try:

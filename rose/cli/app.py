@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from rose.cli.app_executor import executor
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -70,6 +72,8 @@ def _rose(
       rose run job.toml --dry-run     check a job before running it
       rose run job.toml
       rose status --watch             what all runs are doing, and waiting for
+      rose dashboard                  the same in a browser, with charts
+      rose trace s3g0-1               what all logs say of one trajectory
     """
 
 
@@ -94,19 +98,28 @@ def run(
 
 
 @app.command()
-def demo(dry_run: DryRunOption = False, out: OutOption = Path("runs"), plain: PlainOption = False) -> None:
-    """Run the demo: a small model learns FrozenLake.
+def demo(
+    dry_run: DryRunOption = False,
+    out: OutOption = Path("runs"),
+    plain: PlainOption = False,
+    trace: Annotated[
+        str | None, typer.Option("--trace", metavar="TRACE", help="What serving bears: a file, or a shipped one.")
+    ] = None,
+) -> None:
+    """Run the demo: a small model learns on what a serving engine leaves.
 
-    A few minutes on two CPU cores.
+    A serving engine bears a minute of a real trace alone, then again and again while it lends its idle time to the
+    rollouts of a small model that learns FrozenLake. Eight minutes or so on two CPU cores.
 
     \b
     Examples:
       rose demo
-      rose demo --out /tmp/runs
+      rose demo --out /tmp/runs --plain
+      rose demo --trace azure_2023_code
     """
-    from rose.cli.run import demo_command
+    from rose.cli.demo import demo_command
 
-    demo_command(out=out, dry_run=dry_run, plain=plain)
+    demo_command(out=out, dry_run=dry_run, plain=plain, trace=trace)
 
 
 @app.command()
@@ -124,6 +137,56 @@ def status(
     from rose.cli.status import status_command
 
     status_command(as_json=json, watch=watch)
+
+
+@app.command()
+def dashboard(
+    port: Annotated[
+        int, typer.Option("--port", metavar="N", min=0, max=65_535, help="Loopback port; 0 takes any free one.")
+    ] = 0,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder that gets one output folder, with the log.")
+    ] = Path("runs"),
+) -> None:
+    """Show in a browser what runs here.
+
+    One page for all your services on this machine: serving against its SLO, what is lent and why not, runs, weight
+    versions, waits. It prints its address, which answers on this machine alone; from another one, forward the port:
+    ssh -L 8700:127.0.0.1:8700 HOST. It changes nothing. SIGTERM ends it.
+
+    \b
+    Examples:
+      rose dashboard
+      rose dashboard --port 8700
+    """
+    from rose.cli.dashboard import dashboard_command
+
+    dashboard_command(port, out)
+
+
+@app.command()
+def trace(
+    trajectory: Annotated[
+        str, typer.Argument(metavar="TRAJECTORY", help="Its id, such as s3g0-1; a group's works too.")
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="Output folder of the run; the newest in runs/ if left out."),
+    ] = None,
+) -> None:
+    """Follow one trajectory through all logs.
+
+    Lines of the run, its scheduler, engines and environments, and of the executors and other services whose folders
+    lie beside the run's, in the order in which it happened.
+
+    \b
+    Examples:
+      rose trace s3g0-1
+      rose trace e0-17 --run /data/runs/frozen-lake-20260801-120344-1f0a
+    """
+    from rose.cli.trace import trace_command
+
+    trace_command(trajectory, run)
 
 
 @app.command()
@@ -247,6 +310,8 @@ def scheduler(
     flags = {"token_file": token_file, "port": port, "metrics_port": metrics_port, "name": name, "out": out}
     scheduler_command(config, flags)
 
+
+app.command()(executor)
 
 weights = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(weights, name="weights")

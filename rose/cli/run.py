@@ -1,4 +1,4 @@
-"""`rose run` and `rose demo`: read the job, check the machine, then run it or say why not."""
+"""`rose run`: read the job, check the machine, then run it or say why not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import atexit
 import os
 import sys
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
@@ -29,19 +28,35 @@ def run_command(job_file: Path, *, out: Path | None, dry_run: bool, plain: bool)
     Raises ConfigError for a wrong job, ClusterError if the machine lacks something the job needs.
     """
     job = load_job(job_file, out=out)
-    checks = [*preflight(job, look(), runtime_root()), _environment(job)]
-    failed = [check for check in checks if not check.ok]
+    checks = job_checks(job)
     if dry_run:
-        typer.echo(job.to_toml())
-        console().print(check_table(checks))
-        raise typer.Exit(1 if failed else 0)
-    if failed:
-        lines = "".join(f"\n  {line}" for line in map(_line, failed))
-        to_do = "mend the above; `rose run --dry-run` shows every check"
-        if any(check.of_job for check in failed):
-            raise ConfigError(f"{job_file}: cannot run as it is{lines}", to_do=to_do)
-        raise ClusterError(f"this machine cannot run the job{lines}", to_do=to_do)
+        end_dry(job, checks)
+    refuse_failed(job_file, checks)
     _run(job, plain=plain)
+
+
+def job_checks(job: Job) -> list[Check]:
+    """All of what a job needs of this machine."""
+    return [*preflight(job, look(), runtime_root()), _environment(job)]
+
+
+def end_dry(job: Job, checks: list[Check]) -> NoReturn:
+    """Print the whole job and its checks; exit status 1 if one failed."""
+    typer.echo(job.to_toml())
+    console().print(check_table(checks))
+    raise typer.Exit(0 if all(check.ok for check in checks) else 1)
+
+
+def refuse_failed(job_file: Path, checks: list[Check]) -> None:
+    """Raises ConfigError if a check of the job failed, ClusterError if one of the machine did."""
+    failed = [check for check in checks if not check.ok]
+    if not failed:
+        return
+    lines = "".join(f"\n  {line}" for line in map(_line, failed))
+    to_do = "mend the above; `--dry-run` shows every check"
+    if any(check.of_job for check in failed):
+        raise ConfigError(f"{job_file}: cannot run as it is{lines}", to_do=to_do)
+    raise ClusterError(f"this machine cannot run the job{lines}", to_do=to_do)
 
 
 def _run(job: Job, *, plain: bool) -> None:
@@ -60,10 +75,10 @@ def _run(job: Job, *, plain: bool) -> None:
                 ended=view.finish,
             )
     except KeyboardInterrupt:
-        _leave_at_once()
+        leave_at_once()
 
 
-def _leave_at_once() -> NoReturn:
+def leave_at_once() -> NoReturn:
     """All of the run is closed; what is left are threads that nobody can end (the policy's loading, an environment's),
     and the interpreter would wait for them, or tear itself down beneath them.
     """
@@ -72,11 +87,6 @@ def _leave_at_once() -> NoReturn:
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(INTERRUPTED_STATUS)
-
-
-def demo_command(*, out: Path | None, dry_run: bool, plain: bool) -> None:
-    """Run the job that is shipped with the package. Raises as `run_command` does."""
-    run_command(Path(str(files("rose.demo") / "job.toml")), out=out, dry_run=dry_run, plain=plain)
 
 
 def check_table(checks: list[Check]) -> Table:

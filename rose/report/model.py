@@ -1,46 +1,24 @@
 """What a finished or stopped run has to say: the content of `report.json`.
 
 Invariants
-- Writing and reading back gives an equal report. Numbers that are not finite become null on the way in, so the file
-  is valid JSON and no reader meets NaN; text is what UTF-8 can hold.
+- Writing and reading back gives an equal report.
 - A figure that follows from others is derived, never stored twice: success before and after, the gain, the intervals,
-  the ledger's gap and the largest parity difference cannot disagree with the rows they come from.
+  the ledger's gap, the guest's share and the largest parity difference cannot disagree with the rows they come from.
 - Rows are in the order in which they happened; the first evaluation is "before", the last one "after".
 """
 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, computed_field, model_validator
+from pydantic import Field, computed_field
 
 from rose.errors import ConfigError
+from rose.report.coserving import EngineTokens, Serving, Sharing, lent_share
+from rose.report.row import Count, Facts, Fraction, Number, Row, Words
 
 Z_95 = 1.959963984540054  # standard normal quantile of a two-sided 95 % interval
-
-
-def _plain(value: Any) -> Any:
-    """The same value as JSON and UTF-8 can hold it: None for a number that is not finite, "?" for half a character."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value
-
-
-Number = Annotated[float | None, BeforeValidator(_plain)]
-"""A measured number; None where it was not measured or not finite."""
-Facts = Annotated[dict[str, JsonValue], BeforeValidator(_plain)]
-"""Nested facts as JSON holds them."""
-Count = Annotated[int, Field(ge=0)]
-Words = Annotated[str, BeforeValidator(_plain)]
-"""Text from outside: environments, models, errors."""
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
@@ -54,19 +32,6 @@ def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
     centre = (rate + z2 / (2 * trials)) / (1 + z2 / trials)
     half = Z_95 * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials**2)) / (1 + z2 / trials)
     return max(0.0, centre - half), min(1.0, centre + half)
-
-
-class Row(BaseModel):
-    """Base of everything in a report: unknown fields are refused, derived ones dropped when a file is read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_derived(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {key: value for key, value in data.items() if key not in cls.model_computed_fields}
 
 
 class Evaluation(Row):
@@ -99,7 +64,8 @@ class Step(Row):
     `changed_fraction` is the share of bf16 weights that differ from the version before. `pause_ms` is how long the
     engine sampled nothing while it changed version. `parity_max` is the largest difference of a log-prob between the
     live engine and a fresh one (nats), None where it was not checked; `logprob_mismatch_max` that between trainer and
-    engine on the sampled tokens.
+    engine on the sampled tokens. `reference_kl` is how far the policy that sampled had moved from the first one (nats
+    per token, estimated).
     """
 
     step: Annotated[int, Field(ge=1)]
@@ -126,10 +92,16 @@ class Step(Row):
     grad_norm: Number
     clip_fraction: Number
     kl: Number = None
+    reference_kl: Number = None
     learning_rate: Number
     changed_fraction: Number
     update_bytes: Count
     model_bytes: Count
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of its parts, which follow one another."""
+        return sum(part or 0.0 for part in (self.rollout_s, self.train_s, self.publish_s, self.apply_s))
 
 
 class LedgerSummary(Row):
@@ -183,7 +155,11 @@ class Phase(Row):
 
 
 class RunReport(Row):
-    """The whole run. `wall_s` runs from the first line of the run to its last, set-up of the engine included."""
+    """The whole run. `wall_s` runs from the first line of the run to its last, set-up of the engine included.
+
+    `serving` and `sharing` are there if the run was watched beside a serving engine; `engines` if the rollouts counted
+    by engine.
+    """
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -192,9 +168,9 @@ class RunReport(Row):
     wall_s: float
     outcome: Literal["finished", "stopped"]
     cause: Words = ""
-    machine: Facts = {}
-    packages: dict[str, str] = {}
-    job: Facts = {}
+    machine: Facts = Field(default_factory=dict)
+    packages: dict[str, str] = Field(default_factory=dict)
+    job: Facts = Field(default_factory=dict)
     evaluations: tuple[Evaluation, ...] = ()
     steps: tuple[Step, ...] = ()
     ledger: LedgerSummary
@@ -203,9 +179,12 @@ class RunReport(Row):
     parity_tolerance: float = 1e-4
     alarms: tuple[Alarm, ...] = ()
     engine_restarts: tuple[EngineRestart, ...] = ()
-    environment_failures: dict[Words, Count] = {}
+    environment_failures: dict[Words, Count] = Field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     phases: tuple[Phase, ...] = ()
+    engines: tuple[EngineTokens, ...] = ()
+    serving: Serving | None = None
+    sharing: Sharing | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -230,6 +209,26 @@ class RunReport(Row):
     def parity_max(self) -> float | None:
         """Largest difference over all checked steps (nats), None if none was checked."""
         return max((step.parity_max for step in self.steps if step.parity_max is not None), default=None)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def guest_share(self) -> float | None:
+        """Share of the rollout tokens that came from lent engines; None if they were not counted by engine."""
+        return lent_share(self.engines)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def goodput_tokens_s(self) -> float | None:
+        """Trained tokens for each second of a training step, evaluations left out; None before the first step."""
+        tokens = sum(step.trained_tokens for step in self.steps)
+        spent_s = sum(step.wall_s for step in self.steps)
+        return tokens / spent_s if spent_s else None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def update_bytes(self) -> int:
+        """Bytes of all updates that the steps published."""
+        return sum(step.update_bytes for step in self.steps)
 
     def to_json(self) -> str:
         return self.model_dump_json(indent=1) + "\n"

@@ -91,6 +91,7 @@ UPDATE: list[Column[Step]] = [
     ("Loss", lambda row: _fixed(row.loss, 4)),
     ("Entropy", lambda row: _fixed(row.entropy, 3)),
     ("KL", lambda row: _tiny(row.kl)),
+    ("KL from the start", lambda row: _tiny(row.reference_kl)),
     ("Gradient norm", lambda row: _fixed(row.grad_norm, 3)),
     ("Clipped", lambda row: _percent(row.clip_fraction)),
 ]

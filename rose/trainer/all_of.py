@@ -17,6 +17,8 @@ async def all_of(one: Coroutine[Any, Any, T], two: Coroutine[Any, Any, U], /) ->
 async def all_of(
     one: Coroutine[Any, Any, T], two: Coroutine[Any, Any, U], three: Coroutine[Any, Any, V], /
 ) -> tuple[T, U, V]: ...
+@overload
+async def all_of(*work: Coroutine[Any, Any, T]) -> tuple[T, ...]: ...
 async def all_of(*work: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """All results, in order. The first error cancels the rest, waits for their end, and is raised as it is."""
     tasks = [asyncio.ensure_future(one) for one in work]

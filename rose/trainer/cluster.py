@@ -3,7 +3,8 @@
 Invariants
 - Ray runs below a process of its own (`cluster_main`), which ends it all, however this one ends.
 - Ray's files lie in the run's runtime folder and go with it.
-- Neither the event loop nor signals wait for Ray.
+- Neither the event loop nor signals wait for Ray, nor does the end of either.
+- Whoever works with Ray hears of its death at once: Ray itself would wait for a minute, and then end this process.
 
 Ray's servers listen on all interfaces, which it has no option against; who connects needs the token that Ray keeps in
 the user's home.
@@ -19,10 +20,11 @@ import os
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from rose.env.daemon_threads import DaemonThreads
 from rose.errors import ClusterError
 from rose.logs import logger
 from rose.waits import WaitBoard
@@ -34,31 +36,67 @@ END_S = 20.0
 _LINK_PREFIX = "rose-ray-"
 
 
+T = TypeVar("T")
+
+
+class Cluster:
+    """Ray (the module `ray`), running. `process` is the one that all of Ray is below."""
+
+    def __init__(self, ray: Any, process: Process) -> None:
+        self.ray = ray
+        self._death = asyncio.ensure_future(_death(process))
+
+    async def while_alive(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the work returns. Raises ClusterError, and cancels the work, as soon as Ray is dead."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, self._death], return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClusterError(
+                    f"Ray is dead: {self._death.result()} was killed, crashed, or had no memory left",
+                    to_do="run the job again; if it happens again, free memory",
+                )
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def forget(self) -> None:
+        """Ray is ended on purpose from here on."""
+        self._death.cancel()
+
+
 @contextlib.asynccontextmanager
-async def local_cluster(runtime: Path, name: str, waits: WaitBoard) -> AsyncIterator[Any]:
-    """Ray (the module), running on this machine until the body ends. `name` is its namespace.
+async def local_cluster(runtime: Path, name: str, waits: WaitBoard) -> AsyncIterator[Cluster]:
+    """Ray, running on this machine until the body ends. `name` is its namespace.
 
     Raises ClusterError if Ray is not installed, runs in this process already, or does not start.
     """
-    ray = await asyncio.to_thread(_import_ray)
+    ray = await _in_thread(_import_ray)
     with _short_name(runtime / "ray") as short:
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "rose.trainer.cluster_main", str(short), name),
             stdin=PIPE,
             stdout=PIPE,
             stderr=DEVNULL,
+            start_new_session=True,  # a terminal's Ctrl-C is for the run, which ends Ray in its turn
         )
         try:
             address = await waits.within(_address(process), "start", "Ray", START_S, boundary="cluster")
-            await waits.within(
-                asyncio.to_thread(_connect, ray, address, name), "connection", "Ray", START_S, boundary="cluster"
-            )
+            connection = _in_thread(_connect, ray, address, name)
+            await waits.within(connection, "connection", "Ray", START_S, boundary="cluster")
+            cluster = Cluster(ray, process)
             try:
-                yield ray
+                yield cluster
             finally:
-                await asyncio.to_thread(ray.shutdown)
+                cluster.forget()
+                await _disconnect(ray, waits)
         finally:
             await _end(process, waits)
+
+
+async def _in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(DaemonThreads("Ray"), work, *arguments)
 
 
 async def _address(process: Process) -> str:
@@ -66,8 +104,22 @@ async def _address(process: Process) -> str:
     assert process.stdout is not None
     said = json.loads(await process.stdout.readline() or b'{"error": "its process died"}')
     if "error" in said:
-        raise ClusterError(f"Ray does not start: {said['error']}", to_do="see `ray` in the run's runtime folder")
+        raise ClusterError(f"Ray does not start: {said['error']}", to_do="see `rose doctor`; free memory or disk")
     return str(said["address"])
+
+
+async def _death(process: Process) -> str:
+    """Who of Ray died, once somebody has."""
+    assert process.stdout is not None
+    said = json.loads(await process.stdout.readline() or b'{"died": "the process above it"}')
+    return str(said["died"])
+
+
+async def _disconnect(ray: Any, waits: WaitBoard) -> None:
+    with waits.waiting("end of the connection", "Ray", END_S):
+        _, late = await asyncio.wait([asyncio.ensure_future(_in_thread(ray.shutdown))], timeout=END_S)
+    if late:
+        log.warning("the connection to Ray does not end")
 
 
 async def _end(process: Process, waits: WaitBoard) -> None:

@@ -2,23 +2,27 @@
 
 Invariants
 - When standard input ends, which it does however the starter dies, every process of Ray is ended, those too that
-  outlive Ray's own end.
-- Standard output has one line of JSON: `{"address": ...}`, or `{"error": ...}`.
+  outlive Ray's own end. They are killed, not asked: nothing that they hold outlives the run anyway.
+- Standard output has one line of JSON, `{"address": ...}` or `{"error": ...}`; after an address a second one,
+  `{"died": ...}`, if a process that Ray cannot do without dies, and then the end of everything.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import sys
 from typing import Any
+
+import psutil
 
 from rose.processes import become_subreaper, end_descendants
 
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Weights and trajectories on their way between two ranks."""
-_GRACE_S = 3.0
+_NEEDED = ("gcs_server", "raylet")
 
 
 def main(folder: str, name: str) -> None:
@@ -27,10 +31,14 @@ def main(folder: str, name: str) -> None:
     for signum in (signal.SIGINT, signal.SIGHUP):  # of the terminal, meant for the starter
         signal.signal(signum, signal.SIG_IGN)
     try:
-        _say(_start(folder, name))
-        sys.stdin.buffer.read()
+        started = _start(folder, name)
+        _say(started)
+        if "address" in started:
+            died = _died()
+            if died:
+                _say({"died": died})
     finally:
-        end_descendants(_GRACE_S)
+        end_descendants(0)
 
 
 def _start(folder: str, name: str) -> dict[str, str]:
@@ -53,6 +61,15 @@ def _start(folder: str, name: str) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 -- told to whoever started this
         why = next(iter(str(error).splitlines()), "")[:300]
         return {"error": f"{type(error).__name__}: {why}"}
+
+
+def _died() -> str:
+    """Wait until standard input ends, or a process that Ray cannot do without; the name of that one."""
+    needed = {
+        os.pidfd_open(child.pid): child.name() for child in psutil.Process().children() if child.name() in _NEEDED
+    }
+    over, _, _ = select.select([sys.stdin.fileno(), *needed], [], [])
+    return next((needed[one] for one in over if one in needed), "")
 
 
 def _say(what: dict[str, str]) -> None:

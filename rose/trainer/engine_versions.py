@@ -1,8 +1,9 @@
 """Stores the versions of a run and sees its engines brought to them: the driver of the version state.
 
-The engines read the store itself, on this host; `rose_transfer.distribution` is for those elsewhere.
+The run's own engine reads the store itself; engines that are lent fetch from the server that offers it.
 
 Invariants
+- Whoever fetches what is retired meanwhile is told so, and takes the next; what is retired here waits for nobody.
 - A version is announced only when it is whole in the store; it leaves the store only when the state retires it.
 - An order to an engine is always answered: by the engine, or by a failure when its deadline is over.
 - An engine goes to a version from the one that it runs, in deltas; where it finds that it runs something else, it
@@ -47,11 +48,14 @@ from rose.version_events import (
 from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.layout.layout import Parameter
 from rose_transfer.snapshot import Snapshot, check_tensors, model_shapes
 from rose_transfer.store import Store
 from rose_transfer.store.buckets import pack
 from rose_transfer.store.packing import pack_whole
+from rose_transfer.transport.interface import ObjectSource
+from rose_transfer.transport.tcp import LOOPBACK, TcpServer
 
 log = logger("engine versions")
 PUBLISHED_DTYPE = "bfloat16"
@@ -97,13 +101,22 @@ class _Observed:
 class EngineVersions:
     """One store of versions in `folder`, one supervised engine. `run` must run for anything else to happen.
 
-    What is published are the tensors of the model folder `base_dir`, in bfloat16. Raises TransferError if another
-    process publishes there.
+    What is published are the tensors of the model folder `base_dir`, in bfloat16. `serve` makes the server that offers
+    them to lent engines. Raises TransferError if another process publishes there.
     """
 
-    def __init__(self, folder: Path, base_dir: Path, keep: int, supervisor: EngineSupervisor, waits: WaitBoard) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        base_dir: Path,
+        keep: int,
+        supervisor: EngineSupervisor,
+        waits: WaitBoard,
+        serve: Callable[[ObjectSource], TcpServer],
+    ) -> None:
         self._shapes = model_shapes(base_dir)
         self._store = Store(folder / "store")
+        self._outlet = Outlet(self._store, [serve])
         self._folders = VersionFolders(folder / "folders", self._store, base_dir)
         self._announced = -1
         self._packing = pack_whole({name: Parameter(shape, PUBLISHED_DTYPE) for name, shape in self._shapes.items()})
@@ -124,9 +137,22 @@ class EngineVersions:
     def stop(self) -> None:
         self._driver.stop()
 
-    def close(self) -> None:
+    async def open(self) -> str:
+        """Start the server; its address. Raises ClusterError if that cannot be bound."""
+        await self._outlet.open()
+        (server,) = self._outlet.servers
+        assert isinstance(server, TcpServer)
+        return f"{LOOPBACK}:{server.port}"
+
+    async def close(self) -> None:
         """Let go of the store, in which nothing is written any more. What is stored stays."""
+        await self._outlet.close()
         self._store.close()
+
+    def serving(self, engine_id: str) -> int | None:
+        """The version that an engine samples with, None if it must not sample now."""
+        state = self._core.state
+        return state.engine_version(engine_id) if state.may_serve(engine_id) else None
 
     async def _in_thread(self, what: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         thread = asyncio.to_thread(work, *args, **kwargs)
@@ -152,6 +178,7 @@ class EngineVersions:
         untouched.
         """
         made = await self._in_thread(f"stored version {version}", self._store_version, version, state)
+        self._outlet.announce_newest()
         await self._driver.send(Published(version, made.fingerprint))
         self._announced = version
         return made

@@ -10,8 +10,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,19 +19,22 @@ from typing import Literal
 from rose.config import Job
 from rose.errors import EngineError
 from rose.ledger import Account
+from rose.logs import logger
 from rose.records import Group, Outcome, Purpose, Trajectory
 from rose.report.model import Step
 from rose.trainer.alarm import AlarmSettings, MalformedAlarm
+from rose.trainer.all_of import all_of
 from rose.trainer.books import Books
+from rose.trainer.crew import Actor, Reference
 from rose.trainer.engine_versions import Applied, EngineVersions, PublishedVersion
 from rose.trainer.evaluation import Evaluator
-from rose.trainer.grpo import GrpoSettings, update
-from rose.trainer.optimizer import WarmUpAdamW
 from rose.trainer.parity import ParityCheck
-from rose.trainer.policy import Policy, Weights, changed_fraction, rounded_bf16
+from rose.trainer.policy import Weights, changed_fraction
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.update_stats import UpdateStats
+
+log = logger("trainer")
 
 APPLY_TIMEOUT_S = 120.0
 BARREN_STEPS_MAX = 3
@@ -44,8 +45,8 @@ BARREN_STEPS_MAX = 3
 class Parts:
     """What the loop drives."""
 
-    policy: Policy
-    optimizer: WarmUpAdamW
+    actor: Actor
+    reference: Reference
     rollout: Rollout
     evaluator: Evaluator
     engine_versions: EngineVersions
@@ -68,24 +69,16 @@ class TrainingLoop:
         self._job = job
         self._parts = parts
         self._alarm = MalformedAlarm(AlarmSettings(limit=job.alarm.malformed_max))
-        self._rng = random.Random(job.run.seed)
         self._barren_steps = 0
-        self._published: Weights = rounded_bf16(parts.policy.weights())
-        self._settings = GrpoSettings(
-            minibatches=job.train.minibatches,
-            micro_batch_tokens=job.train.micro_batch_tokens,
-            clip_low=job.train.clip_low,
-            clip_high=job.train.clip_high,
-            max_grad_norm=job.train.max_grad_norm,
-            temperature=job.rollout.temperature,
-        )
+        self._published: Weights = {}
 
     async def run(self) -> None:
         """Evaluate, train all steps, evaluate.
 
         Raises TrainingError (alarm, or not finite), ContractError (parity), EngineError or EnvironmentFailed (nothing
-        comes to its end), or what a part raised.
+        comes to its end), ClusterError (a rank is lost), or what a part raised.
         """
+        self._published = await self._parts.actor.weights()
         steps = self._job.train.steps
         await self._prove(0)
         await self._evaluate(0, "before")
@@ -100,13 +93,14 @@ class TrainingLoop:
     async def _step(self, step: int) -> None:
         sampled = await self._roll_out(step)
         self._watch_actions(step - 1, sampled.trajectories)
-        stats, train_s = await self._train(step, sampled.trajectories)
-        weights = rounded_bf16(self._parts.policy.weights())
+        stats, reference_kl, train_s = await self._train(sampled.trajectories)
+        _tell(step, stats)
+        weights = await self._parts.actor.weights()
         changed = changed_fraction(self._published, weights)
         self._published = weights
         published, publish_s = await self._publish(step, weights)
         applied = await self._apply(step)
-        self._record(step, sampled, stats, train_s, changed, published, publish_s, applied)
+        self._record(step, sampled, stats, reference_kl, train_s, changed, published, publish_s, applied)
         await self._prove(step)
 
     async def _roll_out(self, step: int) -> _Sampled:
@@ -118,6 +112,7 @@ class TrainingLoop:
                 f"s{step}g{group}",
                 (first_seed + group) % self._job.evaluation.first_seed,
                 Purpose.TRAIN,
+                min_version=step - 1,
             )
             for group in range(rollout.groups)
             for attempt in range(rollout.group_size)
@@ -147,14 +142,15 @@ class TrainingLoop:
             self._parts.recorder.alarm(version, error.what)
             raise error
 
-    async def _train(self, step: int, trajectories: Sequence[Trajectory]) -> tuple[UpdateStats, float]:
+    async def _train(self, trajectories: Sequence[Trajectory]) -> tuple[UpdateStats, float, float]:
+        """The update, how far its trajectories' policy was from the reference, and how many seconds both took."""
         groups = [
             Group(group_id, tuple(members))
             for group_id, members in groupby(trajectories, key=lambda each: each.group_id)
         ]
         parts, start_s = self._parts, time.monotonic()
         with parts.recorder.during("train"):
-            stats = await asyncio.to_thread(update, parts.policy, parts.optimizer, groups, self._settings, self._rng)
+            stats, reference_kl = await all_of(parts.actor.update(groups), parts.reference.divergence(trajectories))
         for trajectory in stats.trained:
             parts.books.settle(trajectory.trajectory_id, Account.TRAINED)
         for trajectory in stats.zero_variance:
@@ -162,7 +158,7 @@ class TrainingLoop:
         for trajectory in stats.left_out:
             if trajectory.outcome is Outcome.COMPLETED:  # Nothing sampled: there is nothing to lose.
                 parts.books.settle(trajectory.trajectory_id, Account.TRUNCATED)
-        return stats, time.monotonic() - start_s
+        return stats, reference_kl, time.monotonic() - start_s
 
     async def _publish(self, version: int, weights: Weights) -> tuple[PublishedVersion, float]:
         start_s = time.monotonic()
@@ -197,6 +193,7 @@ class TrainingLoop:
         step: int,
         sampled: _Sampled,
         stats: UpdateStats,
+        reference_kl: float,
         train_s: float,
         changed: float,
         published: PublishedVersion,
@@ -234,9 +231,20 @@ class TrainingLoop:
                 grad_norm=stats.grad_norm,
                 clip_fraction=stats.clip_fraction,
                 kl=stats.kl,
+                reference_kl=reference_kl,
                 learning_rate=stats.learning_rate,
                 changed_fraction=changed,
                 update_bytes=published.update_bytes,
                 model_bytes=published.model_bytes,
             )
         )
+
+
+def _tell(version: int, stats: UpdateStats) -> None:
+    """Log which trajectories the update of `version` took in, and which not: the end of each one's story."""
+    taken = {"trained": stats.trained, "zero_variance": stats.zero_variance, "left_out": stats.left_out}
+    log.info(
+        "update",
+        version=version,
+        **{what: [trajectory.trajectory_id for trajectory in those] for what, those in taken.items()},
+    )

@@ -112,7 +112,7 @@ class ParityCheck:
             except EngineLost as lost:
                 log.warning("probe is repeated", version=version, why=lost.what)
                 for request_id in request_ids:
-                    self._books.end_request(request_id, 0, await engine.final_request_tokens(request_id))
+                    self._books.end_request(request_id, 0, (await engine.final_request(request_id)).tokens)
                 await engine.news_of_death()
                 continue
             for request_id in request_ids:

@@ -65,7 +65,7 @@ class Ranks:
 
 @contextlib.asynccontextmanager
 async def open_ranks(
-    cluster: Any,
+    ray: Any,
     job: Job,
     waits: WaitBoard,
     *,
@@ -74,12 +74,12 @@ async def open_ranks(
     start_timeout_s: float,
     call_timeout_s: float,
 ) -> AsyncIterator[Ranks]:
-    """Start the ranks of a job in the running Ray, and end them with the body.
+    """Start the ranks of a job in `ray`, which is running, and end them with the body.
 
     `logs` is the file that they log to; `told` hears the name of a part, its state and a few words.
     Raises ConfigError if the model folder cannot be loaded, ClusterError or DeadlineExceeded if a rank does not start.
     """
-    made = {name: Rank(cluster, name, waits, logs=logs) for name in (ACTOR, REFERENCE)}
+    made = {name: Rank(ray, name, waits, logs=logs) for name in (ACTOR, REFERENCE)}
 
     async def start(name: str, make: Callable[[Job], object]) -> None:
         told(name, "starting", "")

@@ -20,10 +20,11 @@ from rose.ledger import Account
 from rose.logs import logger
 from rose.metrics import Metrics
 from rose.records import Outcome, Trajectory
+from rose.report.coserving import EngineTokens
 from rose.report.model import Alarm, EngineRestart, Evaluation, LedgerSummary, Phase, RunReport, Sample, Step
 from rose.runs import Run
 from rose.status import StatusBoard
-from rose.trainer.books import Books
+from rose.trainer.books import Books, Tally
 from rose.waits import Wait, WaitBoard
 
 log = logger("run")
@@ -84,6 +85,10 @@ class Recorder:
         self._board.part(name, state, detail)
         self.notify()
 
+    def fact(self, key: str, value: str) -> None:
+        """Put an address or a path on the status page."""
+        self._board.fact(key, value)
+
     def parts(self) -> Sequence[tuple[str, str, str]]:
         """(name, state, detail) of every part."""
         return [(part.name, part.state, part.detail) for part in self._board.page().parts]
@@ -96,7 +101,8 @@ class Recorder:
         self._books.read_pages()
         ledger = self._books.ledger
         accounts = {account.value: tokens for account, tokens in ledger.accounts().items()}
-        return LedgerSummary(accounts=accounts, generated=ledger.generated(), violations=ledger.violations())
+        violations = (*ledger.violations(), *self._books.trusted())
+        return LedgerSummary(accounts=accounts, generated=ledger.generated(), violations=violations)
 
     def trajectories(self, finished: Sequence[Trajectory]) -> None:
         """Count what came back from a rollout."""
@@ -218,4 +224,15 @@ class Recorder:
             environment_failures=dict(self.failures),
             samples=tuple(self._samples),
             phases=tuple(sorted(self._phases, key=lambda phase: phase.start_s)),
+            engines=tuple(_row(engine_id, tally) for engine_id, tally in self._books.tallies.items()),
         )
+
+
+def _row(engine_id: str, tally: Tally) -> EngineTokens:
+    return EngineTokens(
+        engine_id=engine_id,
+        kind="lent" if tally.lent else "dedicated",
+        tokens_received=tally.received,
+        requests=tally.requests,
+        lost_requests=tally.lost,
+    )

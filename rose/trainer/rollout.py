@@ -2,7 +2,7 @@
 
 Invariants
 - A task that was started comes back as exactly one trajectory, whatever its environment or engine did; failures are
-  outcomes with a cause. Only cancellation and an engine that does not come back at all pass through.
+  outcomes with a cause. Only cancellation and the lack of any engine pass through.
 - A context is only ever appended to. Where the rendered prefix does not extend it, a new segment begins and says so.
 - Trajectories that cannot be trained are settled here; the others stay in flight until the update decides.
 """
@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 
 from rose.env.chat import ChatRenderer, Conversation, Delta, Message
 from rose.env.episodes import Episodes, OpenEpisode
-from rose.errors import EngineError, EnvironmentFailed
+from rose.errors import EngineError, EnvironmentFailed, SchedulerError
 from rose.ledger import Account
 from rose.logs import bound, logger
 from rose.records import Outcome, Purpose, Trajectory, Turn
 from rose.trainer.books import Books
 from rose.trainer.sampler import TurnSampler
+from rose_scheduler.client import Turn as LeasedTurn
 
 log = logger("rollout")
 
@@ -40,12 +41,16 @@ _ACCOUNT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One attempt to make: tasks of one group share their seed. `keep_messages` keeps its words for `take_messages`."""
+    """One attempt to make: tasks of one group share their seed.
+
+    It is sampled under `min_version` or newer. `keep_messages` keeps its words for `take_messages`.
+    """
 
     trajectory_id: str
     group_id: str
     seed: int
     purpose: Purpose
+    min_version: int
     keep_messages: bool = False
 
 
@@ -145,10 +150,17 @@ class Rollout:
                     await self._play(task, draft)
                 except EnvironmentFailed as error:
                     draft.fail(Outcome.ENVIRONMENT_FAILED, error)
-                except EngineError as error:
+                except (EngineError, SchedulerError) as error:
                     draft.fail(Outcome.ABORTED, error)
-                if draft.outcome is not Outcome.COMPLETED:
-                    log.info("trajectory ended early", outcome=draft.outcome.value, why=draft.failure)
+                log.info(
+                    "trajectory ended",
+                    outcome=draft.outcome.value,
+                    reward=draft.reward,
+                    success=draft.success,
+                    turns=len(draft.turns),
+                    tokens=sum(len(turn.output_ids) for turn in draft.turns),
+                    why=draft.failure,
+                )
                 self._settle(task, draft)
                 return draft.finish(task)
 
@@ -198,7 +210,8 @@ class Rollout:
         draft.context = context
 
     async def _turn(self, task: Task, draft: _Draft, index: int, conversation: Conversation, delta: Delta) -> str:
-        sampled = await self._sampler.sample(task.trajectory_id, index, draft.context)
+        asked = LeasedTurn(task.trajectory_id, task.group_id, index, len(draft.context), task.min_version)
+        sampled = await self._sampler.sample(asked, draft.context)
         draft.context.extend(sampled.output_ids)
         draft.turns.append(
             Turn(

@@ -21,6 +21,7 @@ from rose.report.model import RunReport
 from rose.report.write import write_report
 from rose.runs import open_run
 from rose.status import StatusBoard
+from rose.stop import Stop
 from rose.trainer.books import Books
 from rose.trainer.recorder import Recorder
 from rose.trainer.session import Session
@@ -46,7 +47,7 @@ def run_job(
     """
     become_subreaper()
     waits = WaitBoard()
-    stop = _Stop()
+    stop = Stop()
     metrics, books = Metrics(), Books()
     with (
         open_run(job, waits) as run,
@@ -69,40 +70,10 @@ def run_job(
         raise failure
 
 
-class _Stop:
-    """Ctrl-C from the moment signals are handled: cancels the session, or has it end as soon as it begins."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._cancel: Callable[[], None] | None = None
-
-    def ask(self) -> None:
-        self.asked = True
-        if self._cancel is not None:
-            self._cancel()
-
-    async def cancels(self, session: Session) -> None:
-        """Run the session; asking, before or meanwhile, cancels it."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-
-        def cancel() -> None:
-            loop.call_soon_threadsafe(task.cancel)
-
-        self._cancel = cancel
-        if self.asked:
-            cancel()
-        try:
-            await session.run()
-        finally:
-            # Too late to cancel anything: a signal from here on must find no loop that is closing or closed.
-            self._cancel = None
-
-
-def _run_to_report(session: Session, stop: _Stop) -> tuple[RunReport, BaseException | None]:
+def _run_to_report(session: Session, stop: Stop) -> tuple[RunReport, BaseException | None]:
     failure: BaseException | None = None
     try:
-        asyncio.run(stop.cancels(session))
+        asyncio.run(stop.cancels(session.run()))
     except (Exception, asyncio.CancelledError) as error:  # told in the report, then raised again
         failure = KeyboardInterrupt() if stop.asked else error
         if not isinstance(error, RoseError | asyncio.CancelledError):

@@ -1,30 +1,41 @@
 """Samples one turn, whatever happens to the engine meanwhile.
 
 Invariants
-- Tokens that arrived are kept: after a lost engine, or one that cut its answer off, the turn goes on behind them.
-- Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, read from
-  its token page, so tokens that never arrived are *unreceived* and not forgotten.
-- Every attempt has a deadline; attempts are bounded.
+- Tokens that arrived are kept: after a lost engine, or one that cut its answer off, the turn goes on behind them, on
+  whichever engine has room. Kept are only those that the engine's own count stamps with one version.
+- Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, so tokens
+  that never arrived, or that nobody can stamp, are *unreceived* and not forgotten.
+- Every attempt has a lease and a deadline; attempts are bounded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 
 from rose.errors import EngineError
 from rose.logs import logger
 from rose.records import Finish, RequestPart, VersionSpan
 from rose.trainer.books import Books
-from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose.trainer.engines import Engines
+from rose.trainer.turn_engine import TurnEngine
+from rose_executor.token_page import RequestCount
 from rose_executor.token_route import EngineLost, RouteOutput
+from rose_scheduler.client import Lease, SchedulerClient, Turn
+from rose_scheduler.events import LeaseOutcome
 
 log = logger("sampler")
+
+_MOMENT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
     """How to sample: `temperature` 0 is greedy; `max_new_tokens` bounds one turn, `attempts_max` its engines.
 
+    An attempt waits at most `lease_wait_s` for its engine, and may hold it for `lease_hold_s`.
     No seed: vLLM 0.32 on CPU dies of a seeded request whose prompt is computed in pieces.
     """
 
@@ -32,6 +43,8 @@ class SamplingSettings:
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
     attempts_max: int
+    lease_wait_s: float
+    lease_hold_s: float
 
 
 @dataclass(slots=True)
@@ -61,68 +74,117 @@ class SampledTurn:
 
 
 class TurnSampler:
-    """Samples turns on the supervised engine."""
+    """Samples turns on leases: each attempt on the engine that the scheduler names."""
 
-    def __init__(self, supervisor: EngineSupervisor, books: Books, settings: SamplingSettings) -> None:
-        self._supervisor = supervisor
+    def __init__(self, scheduler: SchedulerClient, engines: Engines, books: Books, settings: SamplingSettings) -> None:
+        self._scheduler = scheduler
+        self._engines = engines
         self._books = books
         self.settings = settings
 
-    async def sample(self, trajectory_id: str, turn_index: int, token_ids: list[int]) -> SampledTurn:
-        """Continue `token_ids` by one turn.
+    async def sample(self, asked: Turn, token_ids: list[int]) -> SampledTurn:
+        """Continue `token_ids` by one turn, for which `asked` is leased.
 
-        Raises EngineError if the engine refuses the request, or was lost `attempts_max` times.
+        Raises EngineError if an engine refuses the request, or the turn was lost `attempts_max` times; SchedulerError
+        if a lease is refused, DeadlineExceeded if there is none in time.
         """
         turn = SampledTurn([], [], [], [])
         for attempt in range(self.settings.attempts_max):
-            engine = await self._supervisor.ready()
-            request_id = f"{trajectory_id}.{turn_index}.{attempt}"
-            self._books.start_request(request_id, trajectory_id, engine)
-            try:
-                part = await self._request(engine, request_id, token_ids, turn)
-            except EngineLost as lost:
-                part = await self._partial(engine, request_id, lost)
-                log.info("turn resumes", request_id=request_id, kept_tokens=len(part.output_ids), why=lost.what)
-                await engine.news_of_death()
-            except EngineError:
-                # A request that was refused is not on the page, and waiting would not bring it there.
-                began = engine.request_tokens(request_id) > 0
-                self._books.end_request(request_id, 0, await engine.final_request_tokens(request_id) if began else 0)
-                raise
-            else:
-                self._books.end_request(request_id, len(part.output_ids))
+            request_id = f"{asked.trajectory_id}.{asked.number}.{attempt}"
+            prompt = [*token_ids, *turn.output_ids]
+            asked_s = time.monotonic()
+            async with self._place(replace(asked, context_tokens=len(prompt))) as (engine, lease):
+                leased_s = time.monotonic()
+                self._books.start_request(request_id, asked.trajectory_id, engine)
+                part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids))
             turn.extend(engine.engine_id, request_id, part)
             turn.finish = self._finish(turn, part.finish)
+            log.info(
+                "turn sampled",
+                request_id=request_id,
+                engine_id=engine.engine_id,
+                lease_id=lease.lease_id,
+                tokens=len(part.output_ids),
+                versions=[span.version for span in part.versions],
+                finish=turn.finish,
+                waited_s=round(leased_s - asked_s, 3),
+                seconds=round(time.monotonic() - leased_s, 3),
+            )
             if turn.finish is not Finish.ABORT:
                 return turn
         raise EngineError(
-            f"turn {turn_index} of {trajectory_id} was lost {self.settings.attempts_max} times",
+            f"turn {asked.number} of {asked.trajectory_id} was lost {self.settings.attempts_max} times",
             expected="one of the attempts to finish",
             to_do="see the engine's log for why it dies",
         )
 
-    async def _request(
-        self, engine: LiveEngine, request_id: str, token_ids: list[int], turn: SampledTurn
-    ) -> RouteOutput:
-        return await engine.route.generate(
-            request_id,
-            [*token_ids, *turn.output_ids],
-            max_tokens=self.settings.max_new_tokens - len(turn.output_ids),
-            temperature=self.settings.temperature,
-            stop_token_ids=self.settings.stop_token_ids,
-        )
+    @asynccontextmanager
+    async def _place(self, asked: Turn) -> AsyncIterator[tuple[TurnEngine, Lease]]:
+        """A lease, and the engine behind it, which is not known to be lost.
 
-    async def _partial(self, engine: LiveEngine, request_id: str, lost: EngineLost) -> RouteOutput:
-        """What arrived before the stream broke; raises EngineError if it cannot be stamped with one version."""
-        generated = await engine.final_request_tokens(request_id)
-        partial = lost.partial
-        self._books.end_request(request_id, len(partial.output_ids), generated)
-        if partial.versions is None:
-            raise EngineError(
-                f"{len(partial.output_ids)} tokens of {request_id} cannot be stamped with a version",
-                expected="a broken stream to lie within one version",
-            ) from lost
-        return RouteOutput(partial.output_ids, partial.logprobs, partial.versions, Finish.ABORT, ())
+        Leases on lost ones are kept meanwhile: the scheduler, which does not know yet, would give the same place again.
+        """
+        until_s = time.monotonic() + self.settings.lease_wait_s
+        async with AsyncExitStack() as leases:
+            while True:
+                left_s = max(_MOMENT_S, until_s - time.monotonic())
+                leasing = self._scheduler.lease(asked, wait_s=left_s, hold_s=self.settings.lease_hold_s)
+                lease = await leases.enter_async_context(leasing)
+                engine = await self._engines.behind(lease)
+                if not engine.lost:
+                    yield engine, lease
+                    return
+                lease.outcome = LeaseOutcome.FAILED
+
+    async def _attempt(
+        self, engine: TurnEngine, lease: Lease, request_id: str, prompt: list[int], kept_tokens: int
+    ) -> RouteOutput:
+        try:
+            part = await engine.route.generate(
+                request_id,
+                prompt,
+                max_tokens=self.settings.max_new_tokens - kept_tokens,
+                temperature=self.settings.temperature,
+                stop_token_ids=self.settings.stop_token_ids,
+            )
+        except EngineLost as lost:
+            lease.outcome = LeaseOutcome.FAILED
+            part = await self._kept(engine, request_id, lost)
+            await engine.news_of_death()
+        except EngineError:
+            # A request that was refused is not on the page, and waiting would not bring it there.
+            count = await engine.final_request(request_id) if engine.request_tokens(request_id) else None
+            self._books.end_request(request_id, 0, count.tokens if count is not None else 0)
+            raise
+        else:
+            self._books.end_request(request_id, len(part.output_ids))
+            if part.finish is Finish.ABORT:
+                lease.outcome = LeaseOutcome.CUT
+        lease.tokens = len(part.output_ids)
+        return part
+
+    async def _kept(self, engine: TurnEngine, request_id: str, lost: EngineLost) -> RouteOutput:
+        """What arrived before the stream broke, if the engine's own count stamps it with one version; else nothing."""
+        partial, count = lost.partial, await engine.final_request(request_id)
+        arrived = len(partial.output_ids)
+        versions = vouched(count, arrived)
+        if count is None:
+            self._books.end_unsure(request_id, arrived)
+        elif versions is None:
+            self._books.end_request(request_id, 0, count.tokens)
+        else:
+            self._books.end_request(request_id, arrived, count.tokens)
+        log.info(
+            "turn resumes",
+            request_id=request_id,
+            engine_id=engine.engine_id,
+            kept_tokens=0 if versions is None else arrived,
+            thrown_away_tokens=arrived if versions is None else 0,
+            why=lost.what,
+        )
+        if versions is None:
+            return RouteOutput((), (), (), Finish.ABORT, ())
+        return RouteOutput(partial.output_ids, partial.logprobs, versions, Finish.ABORT, ())
 
     def _finish(self, turn: SampledTurn, reported: Finish) -> Finish:
         """How the turn ended; ABORT if it has to go on, which a broken stream cannot know that it need not."""
@@ -131,3 +193,14 @@ class TurnSampler:
         if turn.output_ids and turn.output_ids[-1] in self.settings.stop_token_ids:
             return Finish.STOP
         return Finish.LENGTH if len(turn.output_ids) >= self.settings.max_new_tokens else Finish.ABORT
+
+
+def vouched(count: RequestCount | None, tokens: int) -> tuple[VersionSpan, ...] | None:
+    """The version of the first `tokens` of a request, None if its count does not say that there is one for all."""
+    if tokens == 0:
+        return ()
+    if count is None or count.tokens < tokens or count.first_version is None:
+        return None
+    if count.first_version != count.last_version:
+        return None
+    return (VersionSpan(count.first_version, 0, tokens),)

@@ -16,10 +16,10 @@ from typing import Any
 
 import grpc
 
+from rose.access import credentials
 from rose.errors import ContractError, DeadlineExceeded, SchedulerError
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
-from rose_scheduler.access import credentials
 
 GRACE_S = 2.0
 """How much longer than it was asked to a scheduler may take to say that there is no place."""

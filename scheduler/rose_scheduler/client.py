@@ -40,6 +40,10 @@ class LeaseRefused(SchedulerError):
         self.reason = reason
 
 
+class NotTaken(SchedulerError):
+    """This incarnation of an engine gets no turns, now or later: another has its place, or it was offered otherwise."""
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What a lease is asked for. `context_tokens` are those that the engine is to read before it samples."""
@@ -55,6 +59,8 @@ class Turn:
 class Lease:
     """A place for one turn, until `until_s` (`time.monotonic()`); `token` is what the engine is shown.
 
+    `counts_address` is where the engine's tokens are counted, empty for the run's own engines.
+
     Whoever holds it sets `tokens`, how many were received, and may set `outcome`; by default that follows from how
     the body of the `async with` ends.
     """
@@ -67,6 +73,7 @@ class Lease:
     affine: bool
     until_s: float
     token: str = field(repr=False)
+    counts_address: str = ""
     tokens: int = 0
     outcome: LeaseOutcome | None = None
 
@@ -118,6 +125,7 @@ class SchedulerClient:
             address=engine.address,
             max_requests=engine.max_requests,
             weight_version=engine.weight_version,
+            counts_address=engine.counts_address,
         )
         return await self._tell_engine("an engine's registration", self._calls.stub.RegisterEngine, request)
 
@@ -138,15 +146,22 @@ class SchedulerClient:
         return await self._tell_engine("an engine's withdrawal", self._calls.stub.WithdrawEngine, request)
 
     async def keep_offered(
-        self, engine: EngineOffered, state: Callable[[], EngineState], *, every_s: float
+        self,
+        engine: EngineOffered,
+        state: Callable[[], EngineState],
+        *,
+        every_s: float,
+        told: Callable[[str], None] = lambda trouble: None,
     ) -> NoReturn:
         """Offer an engine and beat for it until cancelled, through restarts of the scheduler.
 
-        Raises SchedulerError if another incarnation has taken its place, or it was offered otherwise.
+        `told` hears after each beat what stands in the way of traffic, "" if nothing does. Raises NotTaken if another
+        incarnation has taken its place, or it was offered otherwise.
         """
         trouble = ""
         while True:
             before, trouble = trouble, await self._trouble(engine, state)
+            told(trouble)
             if trouble and not before:
                 log.warning("engine gets no traffic; beating on", engine_id=engine.engine_id, why=trouble)
             elif before and not trouble:
@@ -230,7 +245,7 @@ class SchedulerClient:
         except DeadlineExceeded as error:
             return str(error)
         if standing in (Standing.OVER, Standing.CONFLICT):
-            raise SchedulerError(
+            raise NotTaken(
                 f"engine {engine.engine_id}, incarnation {engine.incarnation}, is not taken: {standing}",
                 expected="one incarnation of it at a time, offered always with the same facts",
                 to_do="end it, or start it anew under another incarnation",
@@ -265,4 +280,5 @@ def _lease(lease_id: str, grant: Any) -> Lease:
         grant.affine,
         time.monotonic() + grant.hold_ms / 1000,
         grant.token,
+        grant.counts_address,
     )

@@ -41,6 +41,7 @@ class Engine:
     max_requests: int
     weight_version: int
     heard_s: float
+    counts_address: str = ""
     slots_open: int = 0
     kv_used_fraction: float = 0.0
     health: Health = Health.STARTING
@@ -109,7 +110,7 @@ class Engines:
             return _answer(event, Standing.OVER, over), []
         same = self.live(event.engine_id, event.incarnation)
         if same is not None:
-            if (same.kind, same.address, same.max_requests) == (event.kind, event.address, event.max_requests):
+            if _facts(same) == _facts(event):
                 return _answer(event, Standing.KNOWN), []
             return _answer(event, Standing.CONFLICT, "it was offered otherwise before"), []
         replaced = {found.engine_id: found for found in self._claimed(event)}
@@ -125,6 +126,7 @@ class Engines:
             event.max_requests,
             event.weight_version,
             now,
+            event.counts_address,
         )
         self._engines[event.engine_id] = engine
         self._by_address[event.address] = engine
@@ -212,6 +214,11 @@ class Engines:
         if engine.has_room:
             self._ranks[engine.engine_id] = engine.load
             insort(self._order, engine.load)
+
+
+def _facts(of: Engine | EngineOffered) -> tuple[EngineKind, str, int, str]:
+    """What stays as it was offered for as long as an incarnation lives."""
+    return (of.kind, of.address, of.max_requests, of.counts_address)
 
 
 def _answer(event: EngineOffered | EngineBeat | EngineGone, standing: Standing, what: str = "") -> EngineAnswered:

@@ -79,7 +79,10 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineOffered:
-    """An engine is there; it gets traffic from its first beat on."""
+    """An engine is there; it gets traffic from its first beat on.
+
+    `counts_address` is where its tokens are counted, empty where whoever samples on it can count them itself.
+    """
 
     engine_id: str
     incarnation: str
@@ -87,6 +90,7 @@ class EngineOffered:
     address: str
     max_requests: int
     weight_version: int
+    counts_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,7 @@ class Grant:
     until_s: float
     affine: bool
     token: str = field(repr=False)
+    counts_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ class Placement:
             now + asked.hold_s,
             affine,
             asked.token,
+            engine.counts_address,
         )
         self.leases.grant(lease, engine, grant, now)
         self.engines.hold(engine, asked.lease_id)

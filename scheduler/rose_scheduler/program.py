@@ -8,13 +8,13 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
+from rose.access import read_token
 from rose.logs import logger, open_log
 from rose.metrics import MetricsServer, SchedulerMetrics
 from rose.metrics import serve as serve_metrics
 from rose.runs import open_service
 from rose.status import StatusBoard
 from rose.waits import WaitBoard
-from rose_scheduler.access import read_token
 from rose_scheduler.config import SchedulerConfig
 from rose_scheduler.desk import Desk
 from rose_scheduler.events import Health

@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 
 import grpc
 
+from rose.access import Gate
 from rose.errors import ClusterError
 from rose.metrics import ADDRESS
 from rose.proto.v1 import scheduler_pb2 as wire
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
-from rose_scheduler.access import Gate
 from rose_scheduler.desk import Desk
 from rose_scheduler.engines import Engine
 from rose_scheduler.events import EngineBeat, EngineGone, EngineOffered, Reason, Refuse

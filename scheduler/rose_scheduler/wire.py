@@ -90,6 +90,7 @@ def offered(message: Any) -> EngineOffered:
         _text("address", message.address),
         _whole("max_requests", message.max_requests, 1, REQUESTS_MAX),
         _version("weight_version", message.weight_version),
+        _text("counts_address", message.counts_address) if message.counts_address else "",
     )
 
 
@@ -143,6 +144,7 @@ def ask_reply(answer: Grant | Refuse | Expire, now: float) -> Any:
                     hold_ms=max(0.0, answer.until_s - now) * 1000,
                     token=answer.token,
                     affine=answer.affine,
+                    counts_address=answer.counts_address,
                 )
             )
         case Refuse():

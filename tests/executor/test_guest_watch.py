@@ -50,7 +50,7 @@ def watch(path: Path, brake: Brake | None = None) -> GuestWatch:
 
 
 def idle() -> ServingState:
-    return ServingState(9, 0, 0, 0.0, time.monotonic(), 0.01, 0, 0, 100)
+    return ServingState(9, 0, 0, 0.0, time.monotonic(), 0.01, 0, 0, 100, 0.0)
 
 
 def quota(path: Path) -> Quota | None:
@@ -124,8 +124,8 @@ def test_a_guest_that_does_not_obey_is_frozen_and_a_broken_brake_is_told(
     watching = watch(tmp_path / "board", brake)
     guest = HalfWriter(tmp_path / "board", GUEST)
     troubles = []
-    for computed in (0, 0, 1, 1):
-        guest.write(GuestState(computed, computed, 0, 1, 0, 1, 100, 0.01, 1, 0, 0.0, 0))
+    for computed in (0, 0, 3, 3):
+        guest.write(GuestState(computed, computed, 0, 1, 0, 1, 100, 0.01, 1, 0, 0.0, 0, 0.0))
         watching.look()
         troubles.append(watching.trouble)
     assert brake.frozen == 1

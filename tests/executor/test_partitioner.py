@@ -129,6 +129,33 @@ def test_without_groups_every_thread_of_a_guest_is_of_the_idle_class(busy: Busy)
     assert all(os.getpriority(os.PRIO_PROCESS, thread) == 19 for thread in busy.threads())
 
 
+def test_without_groups_the_guests_session_weighs_least_and_ours_stays(busy: Busy) -> None:
+    if not Path("/proc/self/autogroup").exists():
+        pytest.skip("this kernel does not weigh sessions")
+    ours = Path("/proc/self/autogroup").read_text("ascii")
+    threads_only().place(busy.pid, Role.GUEST)
+    assert Path(f"/proc/{busy.pid}/autogroup").read_text("ascii").endswith(" nice 19\n")
+    stays = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    threads_only().place(stays.pid, Role.GUEST)
+    stays.communicate()
+    assert Path("/proc/self/autogroup").read_text("ascii") == ours
+
+
+def test_without_groups_a_guest_leaves_the_core_to_whoever_wants_it_in_another_session() -> None:
+    """What the idle class alone does not do where the kernel weighs sessions."""
+    spin = f"import os; os.sched_setaffinity(0, {{{CORE}}})\nwhile True: pass"
+    guest, serving = (subprocess.Popen([sys.executable, "-c", spin], start_new_session=True) for _ in range(2))
+    try:
+        threads_only().place(guest.pid, Role.GUEST)
+        used = [sum(psutil.Process(one.pid).cpu_times()[:2]) for one in (guest, serving)]
+        until(lambda: sum(psutil.Process(serving.pid).cpu_times()[:2]) - used[1] > 1.0, timeout_s=120.0)
+        assert sum(psutil.Process(guest.pid).cpu_times()[:2]) - used[0] < 0.3
+    finally:
+        for one in (guest, serving):
+            one.kill()
+            one.wait()
+
+
 def test_a_guests_group_gets_what_others_leave_and_is_removed_with_its_maker(busy: Busy) -> None:
     partitioner = kernel_partitioner()
     partitioner.place(busy.pid, Role.GUEST)

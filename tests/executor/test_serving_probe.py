@@ -137,6 +137,7 @@ async def seen(serving: Serving, what: Callable[[ServingState | None], bool]) ->
 def test_a_real_server_is_seen_at_work_in_line_and_idle(serving: Serving) -> None:
     async def run() -> None:
         assert await seen(serving, lambda state: state is not None and state.kv_blocks_total > 0)
+        began_s = time.monotonic()
         work = asyncio.gather(*(serving.complete() for _ in range(8)))
         queue = await seen(serving, lambda state: state is not None and state.waiting > 0)
         assert queue is not None
@@ -149,6 +150,7 @@ def test_a_real_server_is_seen_at_work_in_line_and_idle(serving: Serving) -> Non
         idle = await seen(serving, lambda state: state is not None and state.running + state.waiting == 0)
         assert idle is not None
         assert idle.steps >= 2 * 60
+        assert steady.busy_s < idle.busy_s < time.monotonic() - began_s
         await asyncio.sleep(1.0)  # twice as long as it takes to grow stale
         assert (await seen(serving, lambda _: True)) == idle
 

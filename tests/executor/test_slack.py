@@ -17,7 +17,7 @@ from rose_executor.step_profile import StepProfile
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05)
 POLICY = SlackPolicy(SLO, tokens_max=256, seqs_max=64)
-IDLE = ServingState(9, 0, 0, 0.0, 90.0, 0.01, 0, 0, 100)
+IDLE = ServingState(9, 0, 0, 0.0, 90.0, 0.01, 0, 0, 100, 0.0)
 TICK_S = 0.005
 
 
@@ -26,7 +26,7 @@ def serving(
 ) -> ServingState:
     """A serving engine whose last step ended `since_s` ago and whose oldest request waits for `waited_s`."""
     oldest = now_s - waited_s if waiting else 0.0
-    return ServingState(9, running, waiting, oldest, now_s - since_s, step_s, 10, 5, 100)
+    return ServingState(9, running, waiting, oldest, now_s - since_s, step_s, 10, 5, 100, 0.0)
 
 
 def cost(per_token_s: float = 0.001) -> StepProfile:

@@ -16,7 +16,7 @@ from rose_executor import supervisor as module
 from rose_executor.engine_health import EngineHealth
 from rose_executor.launcher import LauncherDied
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
-from rose_executor.token_page import PageReader, PageWriter
+from rose_executor.token_page import PageReader, PageWriter, RequestCount
 
 
 @dataclass
@@ -260,12 +260,12 @@ def test_a_count_is_final_once_the_engine_has_finished_the_request(tmp_path: Pat
     async def body() -> None:
         engine = await bench.supervisor.ready()
         bench.process.writer.add("r", 2)
-        counting = asyncio.create_task(engine.final_request_tokens("r"))
+        counting = asyncio.create_task(engine.final_request("r"))
         await asyncio.sleep(0.05)
         assert not counting.done()
         bench.process.writer.add("r", 1)
         bench.process.writer.finish("r")
-        assert await counting == 3
+        assert (await counting) == RequestCount(3, 0, 0, True)
 
     bench.run(body)
 
@@ -276,10 +276,10 @@ def test_a_count_is_final_once_the_engine_is_dead(tmp_path: Path) -> None:
     async def body() -> None:
         engine = await bench.supervisor.ready()
         bench.process.writer.add("r", 2)
-        counting = asyncio.create_task(engine.final_request_tokens("r"))
+        counting = asyncio.create_task(engine.final_request("r"))
         bench.process.die(-9)
-        assert await counting == 2
-        assert await engine.final_request_tokens("never asked") == 0
+        assert (await counting) == RequestCount(2, 0, 0, False)
+        assert (await engine.final_request("never asked")).tokens == 0
 
     bench.run(body)
 
@@ -294,8 +294,8 @@ def test_an_engine_that_never_finishes_a_request_is_ended_by_force(
         engine = await bench.supervisor.ready()
         for request in ("a", "b"):
             bench.process.writer.add(request, 4)
-        counts = await asyncio.gather(engine.final_request_tokens("a"), engine.final_request_tokens("b"))
-        assert counts == [4, 4]
+        counts = await asyncio.gather(engine.final_request("a"), engine.final_request("b"))
+        assert [count.tokens for count in counts] == [4, 4]
         assert engine.dead.is_set()
         assert await bench.supervisor.ready() is not engine
 
@@ -331,7 +331,7 @@ def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_pa
         kept.append(await bench.supervisor.ready())
         bench.process.writer.add("r", 1)
         await bench.supervisor.stop()
-        assert await kept[0].final_request_tokens("r") == 1
+        assert (await kept[0].final_request("r")).tokens == 1
 
     bench.run(body)
     assert bench.process.starts == 1

@@ -43,6 +43,19 @@ def test_a_request_that_ended_without_a_token_is_known_as_such(tmp_path: Path) -
     assert reader.total() == 0
 
 
+def test_many_requests_are_read_in_one_pass(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path, slots=3)
+    writer.add("a", 1)
+    writer.finish("a")
+    writer.add("b", 2)
+    writer.add("c", 3)
+    assert list(reader.requests(["c", "nobody", "a"]).items()) == [
+        ("c", RequestCount(3, 0, 0, finished=False)),
+        ("a", RequestCount(1, 0, 0, finished=True)),
+    ]
+    assert reader.requests([]) == {}
+
+
 def test_steps_are_a_heartbeat(tmp_path: Path) -> None:
     writer, reader = page(tmp_path)
     assert (reader.steps, reader.stepped_at_s) == (0, 0)

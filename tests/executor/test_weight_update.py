@@ -358,7 +358,7 @@ def test_an_engine_starts_from_a_published_version(rig: Any, masters: Weights, t
         try:
             from rose_executor.token_route import TokenRoute
 
-            route = TokenRoute(engine.base_url, rig.session, page=engine.page)
+            route = TokenRoute(engine.base_url, rig.session)
             output = await route.generate("r", [5], max_tokens=3, temperature=1.0, stop_token_ids=())
             assert output.versions == (VersionSpan(3, 0, 3),)
         finally:

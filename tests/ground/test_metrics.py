@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
 import urllib.request
+from contextlib import closing
 
 import psutil
 import pytest
 from prometheus_client import generate_latest
 
 from rose.errors import ClusterError
-from rose.metrics import LoadMetrics, Metrics, SchedulerMetrics, serve
+from rose.metrics import ExecutorMetrics, LoadMetrics, Metrics, SchedulerMetrics, serve
 
 
 def scrape(port: int) -> str:
@@ -39,6 +41,32 @@ def test_the_names_of_a_scheduler() -> None:
     families = list(SchedulerMetrics().registry.collect())
     assert [family.name for family in families] == [f"rose_scheduler_{name}" for name in SCHEDULER_NAMES.split()]
     assert all(family.documentation.endswith(".") for family in families)
+
+
+EXECUTOR_NAMES = """
+compute_ratio kv_used_ratio gate_open_ratio requests slots_open slo_seconds weight_version guest_tokens guest_restarts
+preemptions starvations fetched_bytes pause_seconds
+"""
+
+
+def test_the_names_of_an_executor() -> None:
+    families = list(ExecutorMetrics().registry.collect())
+    expected = [*(f"rose_executor_{name}" for name in EXECUTOR_NAMES.split()), "rose_open_waits"]
+    assert [family.name for family in families] == expected
+    assert all(family.documentation.endswith(".") for family in families)
+
+
+def test_health_is_told_beside_the_metrics() -> None:
+    why = [""]
+    with closing(serve(0, Metrics().registry, lambda: why[0])) as server:
+        url = server.url.replace("/metrics", "/healthz")
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            assert (answer.status, answer.read()) == (200, b"ok\n")
+        why[0] = "nobody looks at the böard"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(url, timeout=10)
+        assert (refused.value.code, refused.value.read().decode()) == (503, "nobody looks at the böard\n")
+        assert "rose_steps_total" in scrape(server.port)
 
 
 def test_figures_are_exposed_under_their_labels() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from coserving_tools import make_engines, make_serving, make_sharing
 
 from rose.report.model import (
     Alarm,
@@ -135,4 +136,11 @@ def full_report() -> RunReport:
             make_sample("after", ("down", "right", "down", "right", "down", "right"), True),
         ),
         phases=make_phases(),
+    )
+
+
+@pytest.fixture
+def coserving_report(full_report: RunReport) -> RunReport:
+    return full_report.model_copy(
+        update={"engines": make_engines(), "serving": make_serving(), "sharing": make_sharing()}
     )

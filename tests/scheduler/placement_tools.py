@@ -41,9 +41,9 @@ class Story:
     def offer(
         self, engine: str = "e", incarnation: str = "1", version: int = 0, most: int = 2, **changes: str
     ) -> tuple[PlacementAction, ...]:
-        kind = EngineKind(changes.get("kind", "dedicated"))
+        kind, counts = EngineKind(changes.get("kind", "dedicated")), changes.get("counts", "")
         return self.feed(
-            EngineOffered(engine, incarnation, kind, changes.get("address", f"at-{engine}"), most, version)
+            EngineOffered(engine, incarnation, kind, changes.get("address", f"at-{engine}"), most, version, counts)
         )
 
     def beat(

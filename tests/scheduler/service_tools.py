@@ -15,10 +15,10 @@ from typing import Any
 
 import grpc
 
+from rose.access import credentials
 from rose.metrics import SchedulerMetrics
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
-from rose_scheduler.access import credentials
 from rose_scheduler.client import EngineState, SchedulerClient, Turn
 from rose_scheduler.desk import Desk
 from rose_scheduler.events import EngineKind, EngineOffered
@@ -58,7 +58,8 @@ class Site:
 
 
 def offered(engine_id: str = "e", *, most: int = 1, incarnation: str = "1", version: int = 0) -> EngineOffered:
-    return EngineOffered(engine_id, incarnation, EngineKind.LENT, f"http://at-{engine_id}", most, version)
+    address, counts = f"http://at-{engine_id}", f"counts-of-{engine_id}"
+    return EngineOffered(engine_id, incarnation, EngineKind.LENT, address, most, version, counts)
 
 
 def turn(number: int = 0, *, group: int = 0, min_version: int = 0) -> Turn:

@@ -370,6 +370,7 @@ def test_an_offer_may_be_repeated_but_not_changed() -> None:
     story.ask("a")
     assert story.offer(most=2, version=5) == (EngineAnswered("e", "1", Standing.KNOWN),)
     assert only(EngineAnswered, story.offer(most=3)).standing is Standing.CONFLICT
+    assert only(EngineAnswered, story.offer(most=2, counts="at-f")).standing is Standing.CONFLICT
     assert next(iter(story.core.engines)).leases == {"a"}
 
 

@@ -19,12 +19,12 @@ from service_tools import LONG_S, TOKEN, SchedulerProcess, offered, turn, until
 from typer.testing import CliRunner
 
 from rose import toml
+from rose.access import read_token
 from rose.cli.app import app
 from rose.errors import ConfigError
 from rose.runs import list_runs
 from rose.status import read_status
 from rose.waits import WaitBoard
-from rose_scheduler.access import read_token
 from rose_scheduler.client import EngineState, SchedulerClient, Turn
 from rose_scheduler.config import SchedulerConfig, load_config
 

@@ -11,10 +11,10 @@ import grpc
 import pytest
 from service_tools import LONG_S, TOKEN, Site, offered, site, turn, until
 
+from rose.access import credentials
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError, SchedulerError
 from rose.proto.v1 import scheduler_pb2 as wire
 from rose.waits import WaitBoard
-from rose_scheduler.access import credentials
 from rose_scheduler.client import EngineState, LeaseRefused, SchedulerClient
 from rose_scheduler.events import LeaseOutcome, Reason, Standing
 from rose_scheduler.service import MESSAGE_BYTES_MAX, serve
@@ -42,6 +42,7 @@ def test_a_turn_gets_a_place_and_gives_it_back() -> None:
             assert await here.client.beat(engine, EngineState(3, 1, 0.25)) is Standing.KNOWN
             async with here.client.lease(turn(min_version=3), wait_s=LONG_S, hold_s=LONG_S) as lease:
                 assert (lease.engine_id, lease.address, lease.weight_version) == ("e", "http://at-e", 3)
+                assert lease.counts_address == "counts-of-e"
                 assert len(lease.token) >= 16
                 status = await here.client.status()
                 assert (status.held, status.waiting, status.engines[0].leases) == (1, 0, 1)

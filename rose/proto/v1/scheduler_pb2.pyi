@@ -80,20 +80,22 @@ END_VERDICT_UNKNOWN: EndVerdict
 END_VERDICT_MALFORMED: EndVerdict
 
 class RegisterEngineRequest(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "kind", "address", "max_requests", "weight_version")
+    __slots__ = ("engine_id", "incarnation", "kind", "address", "max_requests", "weight_version", "counts_address")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: str
     kind: EngineKind
     address: str
     max_requests: int
     weight_version: int
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[EngineKind, str]] = ..., address: _Optional[str] = ..., max_requests: _Optional[int] = ..., weight_version: _Optional[int] = ...) -> None: ...
+    counts_address: str
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[EngineKind, str]] = ..., address: _Optional[str] = ..., max_requests: _Optional[int] = ..., weight_version: _Optional[int] = ..., counts_address: _Optional[str] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
     __slots__ = ("engine_id", "incarnation", "weight_version", "slots_open", "kv_used_fraction")
@@ -158,7 +160,7 @@ class AskLeaseReply(_message.Message):
     def __init__(self, grant: _Optional[_Union[LeaseGrant, _Mapping]] = ..., refusal: _Optional[_Union[LeaseRefusal, _Mapping]] = ..., lapse: _Optional[_Union[LeaseLapse, _Mapping]] = ...) -> None: ...
 
 class LeaseGrant(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "address", "weight_version", "hold_ms", "token", "affine")
+    __slots__ = ("engine_id", "incarnation", "address", "weight_version", "hold_ms", "token", "affine", "counts_address")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -166,6 +168,7 @@ class LeaseGrant(_message.Message):
     HOLD_MS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     AFFINE_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: str
     address: str
@@ -173,7 +176,8 @@ class LeaseGrant(_message.Message):
     hold_ms: float
     token: str
     affine: bool
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., weight_version: _Optional[int] = ..., hold_ms: _Optional[float] = ..., token: _Optional[str] = ..., affine: _Optional[bool] = ...) -> None: ...
+    counts_address: str
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., weight_version: _Optional[int] = ..., hold_ms: _Optional[float] = ..., token: _Optional[str] = ..., affine: _Optional[bool] = ..., counts_address: _Optional[str] = ...) -> None: ...
 
 class LeaseRefusal(_message.Message):
     __slots__ = ("reason", "what", "retry_after_ms")

@@ -1,4 +1,4 @@
-"""Who may speak to a scheduler: whoever shows the token of its file, in each call.
+"""Who may speak to a service of a run: whoever shows the token of its file, in each call.
 
 The token is read from a file, never from an argument, where everybody on the host could see it.
 """
@@ -17,7 +17,7 @@ from rose.small_file import read_small_file
 TOKEN_CHARS_MIN = 16
 HEADER = "authorization"
 _FILE_BYTES_MAX = 4096
-_EXPECTED = "a file with the scheduler's token"
+_EXPECTED = "a file with the run's token"
 _TO_DO = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 
 
@@ -58,4 +58,4 @@ class Gate(grpc.aio.ServerInterceptor):
 
 
 async def _refuse(_request: bytes, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the scheduler's token is missing or wrong")
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")

@@ -1,0 +1,242 @@
+"""The executor beside a serving engine: keeps a guest, brings it the run's weights, lends it while serving has slack.
+
+    watch ── looks every 5 ms, writes the quota ──▶ board ◀── serving engine, guest
+    guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
+    show ─── metrics and status; a guest that was frozen is ended
+
+Invariants
+- Serving is never touched: whatever fails here, the quota is renewed no more, and the guest shuts its gate.
+- What starts processes is placed below serving before it has done anything, and so is each guest.
+- A scheduler or a publisher that is away ends nothing; the open waits say who is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from rose.errors import ClusterError, DeadlineExceeded
+from rose.logs import logger
+from rose.waits import WaitBoard
+from rose_executor.agent_figures import AgentFigures
+from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_process import EngineProcess
+from rose_executor.engine_settings import EngineSettings
+from rose_executor.guest_life import GuestLife, Receiving
+from rose_executor.guest_watch import GuestWatch
+from rose_executor.launcher import Launcher
+from rose_executor.lender import Lender
+from rose_executor.lending import Lent, lent
+from rose_executor.page_shelf import PageShelf
+from rose_executor.partitioner import Partitioner, Role
+from rose_executor.supervisor import EngineSupervisor
+from rose_executor.token_route import open_session
+
+log = logger("executor")
+
+SHOW_EVERY_S = 0.5
+UNSEEN_S = 1.0
+"""Without a good look at the board for so long, an executor is not healthy."""
+_READY_S = 600.0
+
+OpenPlaced = Callable[[Callable[[int], None]], AbstractAsyncContextManager[Launcher]]
+"""Opens what starts guests; it tells the pid of each process at its birth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The run that is lent to: how its weights are received and its scheduler is spoken to; `publisher` is a name."""
+
+    receiving: Receiving
+    lender: Lender
+    publisher: str
+    counts_address: str
+
+
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """What each guest starts from: a model folder, under a number that nobody is told."""
+
+    path: Path
+    version: int = 0
+
+    async def starting(self, engine_id: str, lost_incarnation: str | None) -> BaseModel:
+        return self
+
+    async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
+        pass
+
+
+class Agent:
+    """`run` it. Everything that it is made of is its owner's to close, when `run` has returned."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        health: EngineHealth,
+        watch: GuestWatch,
+        partitioner: Partitioner,
+        shelf: PageShelf,
+        figures: AgentFigures,
+        waits: WaitBoard,
+        open_launcher: OpenPlaced,
+    ) -> None:
+        self._settings = settings
+        self._health = health
+        self._watch = watch
+        self._partitioner = partitioner
+        self._shelf = shelf
+        self._figures = figures
+        self._waits = waits
+        self._open_launcher = open_launcher
+        self._process: EngineProcess | None = None
+        self._supervisor: EngineSupervisor | None = None
+        self._life: GuestLife | None = None
+
+    def alive(self, incarnation: str) -> bool:
+        """Whether an incarnation may still generate."""
+        process = self._process
+        if process is None or not incarnation or process.incarnation != incarnation:
+            return False
+        life = self._life
+        return life is None or life.live.incarnation != incarnation or not life.live.dead.is_set()
+
+    def unhealthy(self) -> str:
+        """Why this executor is no guard of its guest just now, "" if it is. From any thread."""
+        unseen_s = time.monotonic() - self._watch.looked_at_s
+        if unseen_s < UNSEEN_S:
+            return ""
+        return f"the board was last looked at {unseen_s:.1f} s ago; {self._watch.trouble or 'the executor hangs'}"
+
+    async def run(self, joined: Joined) -> None:
+        """Until cancelled. Raises what nothing but its user can mend: a guest that died too often, a wrong token."""
+        tasks = [
+            asyncio.create_task(self._watch.run(), name="watch"),
+            asyncio.create_task(self._keep_guest(joined), name="guest"),
+            asyncio.create_task(self._show(joined.lender), name="show"),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            # The guest first, while somebody still watches it.
+            for task in (tasks[1], tasks[0], tasks[2]):
+                await _ended(task)
+
+    def lent(self) -> Lent:
+        """How many requests the guest may have now."""
+        watch = self._watch
+        return lent(watch.seen, watch.trouble, watch.rules, self._settings.max_num_seqs, time.monotonic())
+
+    async def _show(self, lender: Lender) -> None:
+        while True:
+            self._end_if_frozen()
+            living = () if self._process is None else (self._process.incarnation,)
+            self._figures.show(self._watch, self._life, self.lent(), lender, self._shelf.total(living))
+            await asyncio.sleep(SHOW_EVERY_S)
+
+    def _end_if_frozen(self) -> None:
+        """A guest that did not obey is replaced. It is thawed to die: what is frozen may not even take a SIGKILL."""
+        why = self._watch.rules.frozen
+        if not why or self._process is None or self._supervisor is None:
+            return
+        log.error("the guest is ended", why=why)
+        if self._life is not None:
+            self._life.live.kill(why)
+        else:
+            self._process.kill()
+        self._watch.rules.replaced()
+        self._thaw()
+
+    async def _keep_guest(self, joined: Joined) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            launcher = await stack.enter_async_context(self._open_launcher(self._place))
+            http = await stack.enter_async_context(open_session())
+            self._process = EngineProcess(self._settings, launcher, self._waits)
+            supervisor = self._supervisor = self._supervised(self._process, http)
+            stack.push_async_callback(supervisor.stop)
+            stack.callback(self._thaw)
+            tasks = [
+                asyncio.create_task(supervisor.run(BaseModel(self._settings.model_dir)), name="supervisor"),
+                asyncio.create_task(self._live(supervisor, joined), name="lives"),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                # The offer first: nobody is sent to a guest that is about to end.
+                for task in reversed(tasks):
+                    await _ended(task)
+
+    def _supervised(self, process: EngineProcess, http: aiohttp.ClientSession) -> EngineSupervisor:
+        return EngineSupervisor(
+            process,
+            self._health,
+            http,
+            self._waits,
+            turn_timeout_s=_READY_S,
+            ready_timeout_s=_READY_S,
+            told=self._figures.engine,
+            restarts=self._restarted,
+            joins=lambda live: None,
+        )
+
+    async def _live(self, supervisor: EngineSupervisor, joined: Joined) -> None:
+        while True:
+            try:
+                live = await supervisor.ready()
+            except DeadlineExceeded:
+                continue  # its supervisor says when it is given up
+            self._life = GuestLife(
+                live,
+                joined.receiving,
+                joined.lender,
+                self._waits,
+                publisher=joined.publisher,
+                counts_address=joined.counts_address,
+                max_requests=self._settings.max_num_seqs,
+                now=self._now,
+                told=self._figures.followed,
+            )
+            self._shelf.page(live.incarnation)
+            try:
+                await self._life.run()
+            finally:
+                self._life = None
+
+    def _now(self) -> tuple[int, float]:
+        guest = None if self._watch.seen is None else self._watch.seen.guest.state
+        used = 0.0 if guest is None else guest.kv_blocks_used / max(1, guest.kv_blocks_total)
+        return self.lent().slots, min(1.0, used)
+
+    def _restarted(self, cause: str) -> None:
+        log.warning("the guest is started anew", why=cause)
+        self._figures.restarted()
+
+    def _place(self, pid: int) -> None:
+        try:
+            self._partitioner.place(pid, Role.GUEST)
+        except ClusterError:
+            if psutil.pid_exists(pid):
+                raise
+            # It died at once; who waits for it will hear so.
+
+    def _thaw(self) -> None:
+        with contextlib.suppress(ClusterError):
+            self._partitioner.thaw()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has tidied up; what it raises now comes after what ended it."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,120 @@
+"""What an executor shows of itself: metrics, and the parts of its status page."""
+
+from __future__ import annotations
+
+import time
+
+from prometheus_client import Gauge
+
+from rose.metrics import ExecutorMetrics
+from rose.slo import Slo
+from rose.status import StatusBoard
+from rose.waits import WaitBoard
+from rose_executor.board_states import GuestState, ServingState
+from rose_executor.guest_life import GuestLife
+from rose_executor.guest_watch import GuestWatch
+from rose_executor.lender import Lender
+from rose_executor.lending import Lent
+from rose_executor.meters import Growth, Share
+from rose_executor.version_follower import Followed
+
+_MS = 1000
+
+
+class AgentFigures:
+    """Shows what `show` is given. `slo` is the serving engine's."""
+
+    def __init__(self, metrics: ExecutorMetrics, status: StatusBoard, waits: WaitBoard, slo: Slo) -> None:
+        self._metrics = metrics
+        self._status = status
+        self._waits = waits
+        self._computed = {"serving": Share(), "guest": Share()}
+        self._open = Share()
+        self._preemptions, self._starvations = Growth(), Growth()
+        self._engine = ("starting", "")
+        metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
+        metrics.slo_seconds.labels(what="tpot").set(slo.tpot_s)
+
+    def engine(self, state: str, detail: str) -> None:
+        """The guest's process has come into another state, as its supervisor says."""
+        self._engine = (state, detail)
+
+    def restarted(self) -> None:
+        self._metrics.guest_restarts.inc()
+        self._preemptions, self._starvations = Growth(), Growth()
+
+    def followed(self, followed: Followed, fetched_bytes: int) -> None:
+        self._metrics.fetched_bytes.inc(fetched_bytes)
+        self._metrics.pause_seconds.observe(followed.pause_ms / _MS)
+        self._metrics.weight_version.set(followed.version)
+
+    def show(self, watch: GuestWatch, life: GuestLife | None, lent: Lent, lender: Lender, tokens: int) -> None:
+        """Once a moment."""
+        now_s = time.monotonic()
+        serving = None if watch.seen is None else watch.seen.serving.state
+        guest = None if watch.seen is None else watch.seen.guest.state
+        self._show_engine("serving", serving, now_s)
+        if guest is None and life is not None:
+            self._show_idle("guest")  # an engine without work takes no steps, and says nothing
+        else:
+            self._show_engine("guest", guest, now_s)
+        if guest is not None:
+            self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
+            self._metrics.starvations.inc(self._starvations.by(guest.starvations))
+        self._metrics.gate_open_ratio.set(self._open.saw(watch.rules.open_s, now_s))
+        self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
+        self._metrics.guest_tokens.set(tokens)
+        self._metrics.open_waits.set(len(self._waits.snapshot()))
+        self._status.part("serving", *_serving_words(watch, serving))
+        self._status.part("guest", *self._guest_words(life, guest, lent))
+        self._status.part("follower", *_follower_words(life))
+        self._status.part("scheduler", "no answer" if lender.trouble else "reached", lender.trouble)
+        self._status.fact("guest tokens", tokens)
+
+    def _show_engine(self, who: str, state: ServingState | GuestState | None, now_s: float) -> None:
+        if state is None:
+            self._computed[who] = Share()
+            for gauge in self._of_engines():
+                gauge.remove_by_labels({"who": who})
+            return
+        compute, kv_used, requests = (gauge.labels(who=who) for gauge in self._of_engines())
+        compute.set(self._computed[who].saw(state.busy_s, now_s))
+        kv_used.set(state.kv_blocks_used / max(1, state.kv_blocks_total))
+        requests.set(state.running)
+
+    def _show_idle(self, who: str) -> None:
+        self._computed[who] = Share()
+        for gauge in self._of_engines():
+            gauge.labels(who=who).set(0)
+
+    def _of_engines(self) -> tuple[Gauge, Gauge, Gauge]:
+        return self._metrics.compute_ratio, self._metrics.kv_used_ratio, self._metrics.requests
+
+    def _guest_words(self, life: GuestLife | None, guest: GuestState | None, lent: Lent) -> tuple[str, str]:
+        if life is None:
+            return self._engine
+        if life.followed is None:
+            return "waits for weights", "it runs no version of the run yet"
+        if lent.why:
+            return "held back", lent.why
+        load = "idle" if guest is None else f"{guest.running} running, {guest.waiting} waiting"
+        return "lent", f"{lent.slots} requests may be on it; {load}"
+
+
+def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str, str]:
+    if watch.trouble:
+        return "unknown", watch.trouble
+    if serving is None:
+        return "unknown", "nobody has looked yet" if watch.seen is None else watch.seen.serving.why
+    slack = f"slack {watch.rules.admission.slack_s * _MS:.0f} ms"
+    if not serving.running and not serving.waiting:
+        return "idle", slack
+    return "serving", f"{serving.running} running, {serving.waiting} waiting, {slack}"
+
+
+def _follower_words(life: GuestLife | None) -> tuple[str, str]:
+    if life is None:
+        return "waits for the guest", ""
+    if life.followed is None:
+        return "waits for weights", ""
+    return "following", f"version {life.followed.version}"

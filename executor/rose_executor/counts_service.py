@@ -1,0 +1,82 @@
+"""Tells whoever samples on a lent engine what the engine counted, from its token pages, dead or alive.
+
+Invariants
+- Nobody without the token is heard, and only on the loopback interface; calls and messages are bounded.
+- `alive` is looked up before the page is read, so what is said of a dead incarnation is final.
+- Requests are read before the total, so the total is never less than their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from rose.access import Gate
+from rose.errors import ClusterError
+from rose.metrics import ADDRESS
+from rose.proto.v1 import executor_pb2 as wire
+from rose.proto.v1.executor_pb2_grpc import ExecutorServicer, add_ExecutorServicer_to_server
+from rose_executor.page_shelf import PageShelf
+from rose_executor.token_page import RequestCount
+
+MESSAGE_BYTES_MAX = 1 << 20
+_CALLS_MAX = 256
+
+
+class CountsService(ExecutorServicer):  # type: ignore[misc]
+    """Answers from a shelf; `alive` says of an incarnation whether it may still generate."""
+
+    def __init__(self, shelf: PageShelf, alive: Callable[[str], bool]) -> None:
+        self._shelf = shelf
+        self._alive = alive
+
+    async def Counts(self, request: Any, context: Any) -> Any:
+        alive = self._alive(request.incarnation)
+        page = self._shelf.page(request.incarnation)
+        if page is None:
+            return wire.CountsReply()
+        requests = page.requests(request.request_ids)
+        return wire.CountsReply(
+            known=True,
+            alive=alive,
+            total_tokens=page.total(),
+            requests=[_message(request_id, count) for request_id, count in requests.items()],
+        )
+
+
+def _message(request_id: str, count: RequestCount) -> Any:
+    return wire.RequestCount(
+        request_id=request_id,
+        tokens=count.tokens,
+        finished=count.finished,
+        first_version=count.first_version,
+        last_version=count.last_version,
+    )
+
+
+async def serve_counts(
+    shelf: PageShelf, alive: Callable[[str], bool], *, port: int, token: str
+) -> tuple[grpc.aio.Server, str]:
+    """Answer on `port` of the loopback interface, 0 for any; the server, and its address.
+
+    Raises ClusterError if the port is taken or may not be used.
+    """
+    server = grpc.aio.server(
+        interceptors=[Gate(token)],
+        maximum_concurrent_rpcs=_CALLS_MAX,
+        # Without the first a second executor would share the port, and get half of the calls.
+        options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX)),
+    )
+    add_ExecutorServicer_to_server(CountsService(shelf, alive), server)
+    try:
+        bound = server.add_insecure_port(f"{ADDRESS}:{port}")
+    except RuntimeError as error:
+        raise ClusterError(
+            f"port {port} for the counts: {error}",
+            expected="a free port on the loopback interface",
+            to_do="choose another port, or 0 for any free one",
+        ) from error
+    await server.start()
+    return server, f"{ADDRESS}:{bound}"

@@ -1,0 +1,150 @@
+"""What an executor is started with: every key of its files, with default, bounds and one line on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
+
+from rose import keys, toml
+from rose.config import AnyPath, EngineConfig, Seconds
+from rose.errors import ConfigError
+from rose.slo import Slo
+from rose.small_file import read_small_file
+
+_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$"
+_ENGINE = EngineConfig()
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ProcessConfig(_Section):
+    """The process."""
+
+    name: str = Field(
+        default="executor",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,23}$",
+        description="First part of its id, and the id of its guest: another one for each that joins the same run.",
+    )
+    out: AnyPath = Field(default=Path("runs"), description="Folder that gets one output folder, with the logs.")
+    port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of the counts; 0 takes any free one.")
+    metrics_port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of its metrics; 0 takes any.")
+    state: AnyPath = Field(description="Folder of its own for what outlives it: counted tokens, fetched weights.")
+    cores: list[int] = Field(default=[], description="Processor cores of the guest; none named: all.")
+
+
+class JoinConfig(_Section):
+    """The run that it lends to."""
+
+    scheduler: str = Field(pattern=_ADDRESS, description="HOST:PORT of the run's scheduler.")
+    weights: str = Field(pattern=_ADDRESS, description="HOST:PORT of the run's publisher, or of a relay.")
+    token_file: AnyPath = Field(description="File with the run's token, of mode 0600.")
+
+
+class ServingConfig(_Section):
+    """The serving engine beside it."""
+
+    board: AnyPath = Field(description="The board that it shares: its ROSE_SERVING_BOARD, in memory if possible.")
+    ttft_ms: float = Field(gt=0, le=3_600_000, description="What it owes: time to the first token.")
+    tpot_ms: float = Field(gt=0, le=3_600_000, description="What it owes: mean time per token after that.")
+
+    @property
+    def slo(self) -> Slo:
+        return Slo(self.ttft_ms / 1000, self.tpot_ms / 1000)
+
+
+class GuestConfig(_Section):
+    """The guest engine; defaults are those of a job's engine."""
+
+    model: AnyPath = Field(description="Base model folder that it starts from, of the run's model.")
+    dtype: Literal["float32", "bfloat16"] = Field(default=_ENGINE.dtype, description="Arithmetic of the engine.")
+    max_model_len: int = Field(default=_ENGINE.max_model_len, ge=32, le=1 << 20, description="Longest sequence.")
+    max_num_seqs: int = Field(default=_ENGINE.max_num_seqs, ge=1, le=4096, description="Most requests at once.")
+    block_size: int = Field(
+        default=_ENGINE.block_size, ge=32, le=1024, multiple_of=32, description="Tokens in one KV block."
+    )
+    kv_cache_gib: float = Field(
+        default=_ENGINE.kv_cache_gib, ge=0.0625, le=1024, description="Memory for the KV cache, in GiB."
+    )
+    stream_interval: int = Field(
+        default=_ENGINE.stream_interval, ge=1, le=1024, description="Tokens per streamed piece."
+    )
+    port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of the engine; 0 takes any free one.")
+    restarts_max: int = Field(default=_ENGINE.restarts_max, ge=0, le=1000, description="Deaths that it survives.")
+    start_timeout_s: Seconds = Field(
+        default=600.0, description="Longest wait for it to become healthy: it starts on what serving leaves."
+    )
+
+
+class ExecutorConfig(_Section):
+    """A whole configuration."""
+
+    executor: ProcessConfig
+    join: JoinConfig
+    serving: ServingConfig
+    guest: GuestConfig
+
+    @model_validator(mode="after")
+    def _agree(self) -> ExecutorConfig:
+        ports = {
+            "executor.port": self.executor.port,
+            "executor.metrics_port": self.executor.metrics_port,
+            "guest.port": self.guest.port,
+        }
+        taken = [port for port in ports.values() if port]
+        lines = [
+            f"{key} = {port}: allowed is a port of its own, or 0"
+            for key, port in ports.items()
+            if taken.count(port) > 1
+        ]
+        if lines:
+            raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
+        return self
+
+
+def load_executor_config(file: Path | None, join: Path | None, flags: Mapping[str, object]) -> ExecutorConfig:
+    """The keys of both files, with those of `flags` that are not None in place of [executor]'s.
+
+    `join` is a file with [join] alone, as a run writes it; that table counts then, as a whole. Paths in a file are
+    relative to it. Raises ConfigError with every wrong key at once.
+    """
+    tables = {} if file is None else _read(file, _EXPECTED)
+    if join is not None:
+        joined = _read(join, _EXPECTED_JOIN)
+        if set(joined) != {"join"}:
+            raise ConfigError(f"{join}: sections {sorted(joined)}", expected=_EXPECTED_JOIN, to_do="check the path")
+        tables["join"] = joined["join"]
+    section = tables.get("executor", {})
+    if isinstance(section, dict):
+        tables["executor"] = section | {key: value for key, value in flags.items() if value is not None}
+    try:
+        return ExecutorConfig.model_validate(tables)
+    except ValidationError as error:
+        lines = [f"{file or 'the flags'}:", *keys.problems(ExecutorConfig, error)]
+        raise ConfigError("\n  ".join(lines), to_do="mend them; `rose executor --help` shows every key") from None
+
+
+_PATHS = {"executor": ("out", "state"), "join": ("token_file",), "serving": ("board",), "guest": ("model",)}
+_FILE_BYTES_MAX = 2**20
+_EXPECTED = "an executor's file in TOML"
+_EXPECTED_JOIN = "the lend.toml of a run, with [join] in it"
+
+
+def _read(file: Path, expected: str) -> dict[str, object]:
+    """A file's tables, with the paths in them absolute."""
+    content = read_small_file(file, _FILE_BYTES_MAX, expected).content
+    try:
+        tables = toml.loads(content.decode("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file}: {error}", expected=expected, to_do="mend that line") from error
+    base = file.absolute().parent
+    for name, paths in _PATHS.items():
+        section = tables.get(name)
+        if isinstance(section, dict):
+            section |= {key: base / section[key] for key in paths if isinstance(section.get(key), str)}
+    return tables

@@ -1,0 +1,204 @@
+"""The executor as a process: its folders, log, status page and metrics, from the first line to SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any
+
+from rose.access import read_token
+from rose.logs import logger, open_log
+from rose.machine import look
+from rose.metrics import ExecutorMetrics
+from rose.metrics import serve as serve_metrics
+from rose.runs import Run, open_service
+from rose.status import StatusBoard
+from rose.waits import WaitBoard
+from rose_executor.agent import Agent, Joined
+from rose_executor.agent_figures import AgentFigures
+from rose_executor.counts_service import serve_counts
+from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_launcher import open_launcher
+from rose_executor.engine_settings import EngineSettings
+from rose_executor.executor_config import ExecutorConfig
+from rose_executor.guest_life import receiving
+from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_watch import GuestWatch
+from rose_executor.lender import Lender
+from rose_executor.page_shelf import PageShelf
+from rose_executor.partitioner import Partitioner, pick_partitioner
+from rose_executor.slack import SlackPolicy
+from rose_transfer.transport.access import host_and_port
+from rose_transfer.transport.tcp import TcpClient
+
+log = logger("executor")
+
+_END_GRACE_S = 1.0
+"""For answers that are on their way."""
+# The guest brings a quota within what it has: its cache is its share of memory, and no step of it is as large.
+_ALL_BLOCKS = 2**31
+_STEP_TOKENS_MAX = 8192
+
+OpenLender = Callable[[str, str, WaitBoard], AbstractAsyncContextManager[Lender]]
+"""Speaks to the scheduler at an address, with a token."""
+
+
+def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
+    """Lend until a signal. Whether that was SIGTERM. Main thread only.
+
+    `ready` is told the addresses of the counts and of the metrics, once both answer. Raises ConfigError for what cannot
+    be used, ClusterError for a board, folder or port that cannot be had, EngineError for a guest that died too often,
+    TransferError or SchedulerError where the run does not accept us.
+    """
+    token = read_token(config.join.token_file)
+    host_and_port(config.join.weights)
+    waits, section = WaitBoard(), config.executor
+    with (
+        open_service(section.name, section.out.absolute(), waits, {}) as run,
+        open_log(run.output / "log.jsonl"),
+        StatusBoard(run, waits) as status,
+        contextlib.closing(PageShelf(section.state.absolute() / "pages", waits)) as shelf,
+        contextlib.closing(pick_partitioner(section.cores)) as partitioner,
+        contextlib.closing(_watch(config, partitioner)) as watch,
+    ):
+        program = _Program(config, token, waits, run, status, shelf, partitioner, watch)
+        return asyncio.run(program.run(open_lender, ready))
+
+
+def _watch(config: ExecutorConfig, partitioner: Partitioner) -> GuestWatch:
+    policy = SlackPolicy(
+        config.serving.slo,
+        tokens_max=_STEP_TOKENS_MAX,
+        seqs_max=config.guest.max_num_seqs,
+        interference=partitioner.describe().interference,
+    )
+    return GuestWatch(config.serving.board.absolute(), GuestRules(policy, _ALL_BLOCKS), partitioner)
+
+
+class _Program:
+    """What one process is made of, while its event loop runs."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        token: str,
+        waits: WaitBoard,
+        run: Run,
+        status: StatusBoard,
+        shelf: PageShelf,
+        partitioner: Partitioner,
+        watch: GuestWatch,
+    ) -> None:
+        self._config = config
+        self._token = token
+        self._waits = waits
+        self._run = run
+        self._status = status
+        self._shelf = shelf
+        self._partition = partitioner.describe()
+        self._metrics = ExecutorMetrics()
+        self._agent = Agent(
+            self._settings(),
+            EngineHealth(config.guest.restarts_max),
+            watch,
+            partitioner,
+            shelf,
+            AgentFigures(self._metrics, status, waits, config.serving.slo),
+            waits,
+            partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
+        )
+
+    def _settings(self) -> EngineSettings:
+        guest = self._config.guest
+        return EngineSettings(
+            engine_id=self._config.executor.name,
+            model_dir=guest.model.absolute(),
+            runtime_dir=self._run.runtime,
+            log_path=self._run.output / "guest.log",
+            dtype=guest.dtype,
+            max_model_len=guest.max_model_len,
+            max_num_seqs=guest.max_num_seqs,
+            block_size=guest.block_size,
+            kv_cache_bytes=int(guest.kv_cache_gib * 2**30),
+            stream_interval=guest.stream_interval,
+            port=guest.port,
+            start_timeout_s=guest.start_timeout_s,
+            async_scheduling=bool(look().gpus),
+            board=self._config.serving.board.absolute(),
+            page_dir=self._shelf.folder,
+        )
+
+    async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
+        section, join = self._config.executor, self._config.join
+        asked = _signals()
+        async with contextlib.AsyncExitStack() as stack:
+            server, counts_address = await serve_counts(
+                self._shelf, self._agent.alive, port=section.port, token=self._token
+            )
+            stack.push_async_callback(server.stop, _END_GRACE_S)
+            shown = stack.enter_context(
+                contextlib.closing(serve_metrics(section.metrics_port, self._metrics.registry, self._agent.unhealthy))
+            )
+            client = await stack.enter_async_context(self._client())
+            lender = await stack.enter_async_context(open_lender(join.scheduler, self._token, self._waits))
+            self._tell(counts_address, shown.url)
+            ready(counts_address, shown.url)
+            weights = section.state.absolute() / "weights"
+            joined = Joined(
+                partial(receiving, client, weights, self._waits), lender, f"publisher {join.weights}", counts_address
+            )
+            await self._until_asked(asked, joined)
+        log.info("ended", by=asked.result().name)
+        return asked.result() is signal.SIGTERM
+
+    async def _until_asked(self, asked: asyncio.Future[signal.Signals], joined: Joined) -> None:
+        """Raises what ends the agent by itself."""
+        lending = asyncio.create_task(self._agent.run(joined), name="agent")
+        ends: set[asyncio.Future[Any]] = {asked, lending}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            return lending.result()
+        lending.cancel()
+        await asyncio.gather(lending, return_exceptions=True)
+        return None
+
+    @contextlib.asynccontextmanager
+    async def _client(self) -> AsyncIterator[TcpClient]:
+        host, port = host_and_port(self._config.join.weights)
+        client = TcpClient(host, port, token=self._token, waits=self._waits)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+    def _tell(self, counts_address: str, metrics_url: str) -> None:
+        join, partition = self._config.join, self._partition
+        facts = {
+            "counts": counts_address,
+            "metrics": metrics_url,
+            "scheduler": join.scheduler,
+            "weights": join.weights,
+            "board": str(self._config.serving.board.absolute()),
+        }
+        for name, value in facts.items():
+            self._status.fact(name, value)
+        self._status.part("partition", partition.name, f"{partition.binds}; {partition.costs}")
+        log.info("lending", **facts, partition=partition.name)
+
+
+def _signals() -> asyncio.Future[signal.Signals]:
+    """The first signal that asks for the end."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def ask(signum: signal.Signals) -> None:
+        if not asked.done():
+            asked.set_result(signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, ask, signum)
+    return asked

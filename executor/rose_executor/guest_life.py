@@ -1,0 +1,156 @@
+"""One incarnation of a guest: it is brought to the run's newest version, and only then offered.
+
+Invariants
+- Nobody samples on it before it runs a version of the run: what it starts from is none.
+- An incarnation that cannot be brought further, or that the scheduler does not take, is ended; the next begins anew.
+- What was offered is withdrawn, however this ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from rose.errors import DeadlineExceeded, EngineError
+from rose.logs import logger
+from rose.waits import WaitBoard
+from rose_executor.control_client import ControlClient
+from rose_executor.lender import GuestNow, GuestOffer, Lender
+from rose_executor.supervisor import LiveEngine
+from rose_executor.version_follower import Followed, VersionFollower, wanted_by
+from rose_transfer.distribution import Receiver
+from rose_transfer.transport.interface import ObjectClient
+
+log = logger("guest")
+
+_FIRST_VERSION_S = 60.0
+_END_S = 30.0
+_REPLACED = "the guest is replaced"
+
+Receiving = Callable[[ControlClient], contextlib.AbstractAsyncContextManager[Receiver]]
+
+
+@contextlib.asynccontextmanager
+async def receiving(
+    client: ObjectClient, folder: Path, waits: WaitBoard, control: ControlClient
+) -> AsyncIterator[Receiver]:
+    """A receiver for what the engine behind `control` needs. Raises as `wanted_by` and `Receiver`."""
+    receiver = Receiver(client, folder, waits=waits, wanted=await wanted_by(control))
+    try:
+        yield receiver
+    finally:
+        await asyncio.to_thread(receiver.close)
+
+
+class GuestLife:
+    """`run` lives it. `followed` is the version that it runs, None before the first.
+
+    `now` says how many requests it may have, and which part of its cache is used; `told` hears of each new version and
+    of the bytes that were fetched since the one before, for attempts that failed included.
+    """
+
+    def __init__(
+        self,
+        live: LiveEngine,
+        receiving: Receiving,
+        lender: Lender,
+        waits: WaitBoard,
+        *,
+        publisher: str,
+        counts_address: str,
+        max_requests: int,
+        now: Callable[[], tuple[int, float]],
+        told: Callable[[Followed, int], None],
+    ) -> None:
+        self.live = live
+        self.followed: Followed | None = None
+        self._receiving = receiving
+        self._lender = lender
+        self._waits = waits
+        self._publisher = publisher
+        self._counts_address = counts_address
+        self._max_requests = max_requests
+        self._now = now
+        self._told = told
+        self._arrived = asyncio.Event()
+        self._fetched_bytes = 0
+        self._end = "the executor ends"
+
+    async def run(self) -> None:
+        """Until the incarnation is dead.
+
+        Raises what another one would not mend: Refused, TransferError, SchedulerError.
+        """
+        try:
+            await self._live()
+        except (EngineError, DeadlineExceeded) as error:
+            if not self.live.dead.is_set():
+                log.error("the guest is replaced", incarnation=self.live.incarnation, why=str(error))
+                self.live.kill(error.what)
+            await self._waits.within(
+                self.live.dead.wait(), "end of a guest", self.live.engine_id, _END_S, boundary="engine"
+            )
+
+    async def _live(self) -> None:
+        async with self._receiving(self.live.control) as receiver:
+
+            def applied(followed: Followed) -> None:
+                fetched, self._fetched_bytes = receiver.received_bytes - self._fetched_bytes, receiver.received_bytes
+                self.followed = followed
+                self._told(followed, fetched)
+                self._arrived.set()
+
+            follower = VersionFollower(self.live.control, receiver, waits=self._waits, applied=applied)
+            tasks: list[asyncio.Task[object]] = [
+                asyncio.create_task(follower.run(), name="version follower"),
+                asyncio.create_task(self._offer(), name="offer"),
+                asyncio.create_task(self.live.dead.wait(), name="death of the guest"),
+            ]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if self.live.dead.is_set():
+                    self._end = "the guest is dead"
+                    return
+                for task in done:
+                    task.result()
+            except (EngineError, DeadlineExceeded):
+                self._end = _REPLACED
+                raise
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _offer(self) -> None:
+        while not self._arrived.is_set():
+            # However long the publisher is away: the deadline is for whoever reads the status.
+            with contextlib.suppress(DeadlineExceeded):
+                await self._waits.within(
+                    self._arrived.wait(),
+                    "a version to sample with",
+                    self._publisher,
+                    _FIRST_VERSION_S,
+                    boundary="transfer",
+                )
+        offer = GuestOffer(
+            self.live.engine_id,
+            self.live.incarnation,
+            self.live.base_url,
+            self._counts_address,
+            self._max_requests,
+            self.live.page.version,
+        )
+        log.info("the guest is offered", incarnation=offer.incarnation, version=offer.weight_version)
+        try:
+            await self._lender.keep_offered(offer, self._state)
+        except EngineError:
+            self._end = _REPLACED
+            raise
+        finally:
+            await self._lender.withdraw(offer, self._end)
+
+    def _state(self) -> GuestNow:
+        slots, used = self._now()
+        return GuestNow(self.live.page.version, slots, used)

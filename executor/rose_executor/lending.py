@@ -1,0 +1,40 @@
+"""How many requests a guest may be given now. Pure.
+
+board, serving, guest                             slots
+the board cannot be read or written               none
+serving unknown                                   none
+the guest is frozen                               none
+its gate has been shut for more than SHUT_S       none: what it was given would stand still
+otherwise                                         as many as the quota lets run at once, `slots_max` at most
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rose_executor.guest_rules import GuestRules, Looked
+
+SHUT_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """`why` says in words why there are no `slots`, "" where there are."""
+
+    slots: int
+    why: str
+
+
+def lent(seen: Looked | None, trouble: str, rules: GuestRules, slots_max: int, now_s: float) -> Lent:
+    """From the watch's last look, what that failed at, and the rules that it follows, at `now_s` of their clock."""
+    if trouble:
+        return Lent(0, trouble)
+    if seen is None or rules.quota is None:
+        return Lent(0, "nobody has looked at the board yet")
+    if seen.serving.state is None:
+        return Lent(0, f"the serving engine cannot be seen: {seen.serving.why}")
+    if rules.frozen:
+        return Lent(0, f"the guest is frozen: {rules.frozen}")
+    if rules.shut_since_s is not None and now_s - rules.shut_since_s > SHUT_S:
+        return Lent(0, f"serving leaves no slack, for {now_s - rules.shut_since_s:.0f} s now")
+    return Lent(min(slots_max, rules.quota.active_seqs), "")

@@ -1,0 +1,141 @@
+"""The token pages of all incarnations of one engine, living and dead, in a folder that outlives their owner.
+
+Invariants
+- Whoever asks about a dead incarnation gets its final counts, also from the next owner of the folder.
+- The folder has one owner at a time; it is taken over only once nobody writes on a page of it any more.
+- Pages are bounded: the oldest go when a folder is taken over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import psutil
+
+from rose.errors import ClusterError, EngineError
+from rose.logs import logger
+from rose.waits import WaitBoard
+from rose_executor.token_page import PageReader
+
+log = logger("page shelf")
+
+PAGES_MAX = 256
+_WRITERS_END_S = 10.0
+_POLL_S = 0.05
+# The kernel tells when a process began by the second in which the machine did.
+_CLOCKS_APART_S = 1.0
+
+
+class PageShelf:
+    """Owns `folder` until `close`. Taking it over may block for seconds, until nobody writes there any more.
+
+    Raises ClusterError if the folder cannot be had, another process owns it, or an engine of a former owner lives on.
+    """
+
+    def __init__(self, folder: Path, waits: WaitBoard) -> None:
+        self.folder = folder
+        self._open: dict[str, PageReader] = {}
+        self._final: dict[str, int] = {}
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ClusterError(f"the folder {folder} cannot be used: {error.strerror}") from error
+        try:
+            _lock(self._lock_fd, folder)
+            self._take_over(waits)
+        except BaseException:
+            self.close()
+            raise
+
+    def page(self, incarnation: str) -> PageReader | None:
+        """The page of an incarnation, None if there is none here. It stays open; the shelf closes it."""
+        if incarnation not in self._open and not self._find(incarnation):
+            return None
+        return self._open[incarnation]
+
+    def total(self, living: Collection[str] = ()) -> int:
+        """Tokens of all incarnations that were asked about, or found when the folder was taken over.
+
+        Pages of incarnations that are not `living` are read once.
+        """
+        total = 0
+        for incarnation, page in self._open.items():
+            if incarnation in living:
+                total += page.total()
+                continue
+            if incarnation not in self._final:
+                self._final[incarnation] = page.total()
+            total += self._final[incarnation]
+        return total
+
+    def close(self) -> None:
+        for page in self._open.values():
+            page.close()
+        self._open.clear()
+        os.close(self._lock_fd)
+
+    def _find(self, incarnation: str) -> bool:
+        # An incarnation comes from whoever asks: it is compared with names, never made into one.
+        for path in self.folder.glob("*.page"):
+            if _incarnation(path) == incarnation:
+                return self._read(path)
+        return False
+
+    def _read(self, path: Path) -> bool:
+        try:
+            page = PageReader(path)
+        except EngineError as error:
+            log.warning("a page is of no use", why=str(error))
+            return False
+        self._open[_incarnation(path)] = page
+        return True
+
+    def _take_over(self, waits: WaitBoard) -> None:
+        for draft in self.folder.glob(".*.page.*"):
+            draft.unlink(missing_ok=True)
+        paths = sorted(self.folder.glob("*.page"), key=lambda path: path.stat().st_mtime)
+        for path in paths[:-PAGES_MAX]:
+            path.unlink(missing_ok=True)
+        for path in paths[-PAGES_MAX:]:
+            self._read(path)
+        with waits.waiting("end of its engine", "former owner of the pages", _WRITERS_END_S):
+            deadline_s = time.monotonic() + _WRITERS_END_S
+            while writers := [page for page in self._open.values() if _is_written(page)]:
+                if time.monotonic() >= deadline_s:
+                    raise ClusterError(
+                        f"process {writers[0].pid} still writes {writers[0].path}",
+                        expected="no engine left over by whoever had this folder before",
+                        to_do="end that process, or use another folder",
+                    )
+                time.sleep(_POLL_S)
+
+
+def _incarnation(path: Path) -> str:
+    """`ENGINE_ID.INCARNATION.page`, as `EngineSettings.token_page` names it."""
+    return path.name.split(".")[-2]
+
+
+def _lock(fd: int, folder: Path) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ClusterError(
+            f"the folder {folder} is used by another executor",
+            expected="a folder for each",
+            to_do="end the other one, or name another folder",
+        ) from None
+
+
+def _is_written(page: PageReader) -> bool:
+    """Whether the process that made a page lives; a later one with its number began after the page's last write."""
+    try:
+        process = psutil.Process(page.pid)
+        began_s = process.create_time() - _CLOCKS_APART_S
+        return process.status() != psutil.STATUS_ZOMBIE and began_s <= page.path.stat().st_mtime
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False

@@ -1,0 +1,136 @@
+"""One process that plays episodes, seen from the run; a new one takes its place when it is lost.
+
+Invariants
+- A worker that dies, or answers nothing at all any more, costs the episodes that it had open, each of which fails as an
+  environment does. The next episode gets a new process.
+- Of several episodes that wait for the new process, one starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rose.config import EnvironmentConfig
+from rose.errors import ClusterError, DeadlineExceeded, EnvironmentFailed, RoseError
+from rose.logs import logger
+from rose.trainer.environment_rank import answering_environment
+from rose.trainer.line import Line
+from rose.trainer.rank import Rank
+from rose.waits import WaitBoard
+
+log = logger("environment")
+
+PATIENCE_S = 30.0
+"""How much later than its deadline a worker may answer: on a full machine it gets few turns."""
+END_TIMEOUT_S = 15.0
+"""More than the deadlines of the closes that it is made of."""
+
+
+class EnvironmentWorker:
+    """One place where episodes are played. `make` makes a rank that has not been started.
+
+    `told` hears what has become of it: a state and a few words.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Rank],
+        config: EnvironmentConfig,
+        waits: WaitBoard,
+        told: Callable[[str, str], None],
+        start_timeout_s: float,
+    ) -> None:
+        self.name = name
+        self.episodes = 0
+        self.lost = 0
+        self._make = make
+        self._config = config
+        self._waits = waits
+        self._told = told
+        self._start_timeout_s = start_timeout_s
+        self._starting: asyncio.Task[Line] | None = None
+
+    async def start(self) -> None:
+        """Raises ConfigError if the environment cannot be loaded there, ClusterError or DeadlineExceeded."""
+        await self._live()
+
+    async def ready(self, whom: str) -> Line:
+        """The process that lives now, a new one if the last was lost. Raises EnvironmentFailed if none starts."""
+        try:
+            return await self._live()
+        except RoseError as error:
+            raise EnvironmentFailed(f"{whom}: {self.name} does not start: {error.what}", to_do=error.to_do) from error
+
+    async def call(self, line: Line, method: str, *arguments: Any, what: str, whom: str, timeout_s: float) -> Any:
+        """What a method of the worker's `EnvironmentRank` returns. Whatever goes wrong raises EnvironmentFailed."""
+        if line.rank.dead:
+            raise EnvironmentFailed(f"{whom}: {self.name} is dead")
+        answer = line.call(method, *arguments)
+        try:
+            return await self._waits.within(answer, what, whom, timeout_s + PATIENCE_S, boundary="environment")
+        except (ClusterError, DeadlineExceeded) as error:
+            if line.rank.dead or (isinstance(error, DeadlineExceeded) and error.boundary == "cluster"):
+                self._lose(line, error.what)
+            raise EnvironmentFailed(f"{whom}: {error.what}", to_do=error.to_do) from error
+
+    async def end(self) -> None:
+        """Close what is open, and end the process."""
+        starting, self._starting = self._starting, None
+        if starting is None:
+            return
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
+        elif starting.exception() is None:
+            line = starting.result()
+            closing = line.call("end")
+            try:
+                await self._waits.within(closing, "end of its episodes", self.name, END_TIMEOUT_S, boundary="cluster")
+            except RoseError as error:
+                log.warning("episodes are not closed", why=error.what)
+            finally:
+                line.rank.kill()
+                await line.close()
+        self._told("ended", "")
+
+    async def _live(self) -> Line:
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+        starting = self._starting
+        try:
+            return await asyncio.shield(starting)
+        except RoseError:
+            if self._starting is starting:
+                self._starting = None
+            raise
+
+    async def _start(self) -> Line:
+        self._told("starting", self._losses())
+        rank = self._make()
+        try:
+            path, timeout_s = list(sys.path), self._start_timeout_s
+            pid = await rank.start(answering_environment, self._config, path, timeout_s=timeout_s)
+        except BaseException:
+            rank.kill()
+            self._told("dead", self._losses())
+            raise
+        self._told("ready", f"process {pid}{self._losses()}")
+        return Line(rank, PATIENCE_S)
+
+    def _lose(self, line: Line, why: str) -> None:
+        """Once for each process, however many of its episodes tell of it."""
+        starting = self._starting
+        if starting is None or not starting.done() or starting.exception() or starting.result() is not line:
+            return
+        self._starting = None
+        self.lost += 1
+        line.rank.kill()
+        log.warning("environment worker lost", worker=self.name, episodes=self.episodes, why=why)
+        self._told("dead", why)
+
+    def _losses(self) -> str:
+        return f", after {self.lost} that were lost" if self.lost else ""

@@ -1,0 +1,116 @@
+"""How the turns of a run get their engines, and how executors elsewhere join in: scheduler, offers, counts, lend.toml.
+
+Invariants
+- One token, made for this run and kept in its runtime folder, opens its scheduler, its weights and the counts of
+  engines that are lent to it.
+- Every incarnation of the run's own engine is watched by the books and known here before anyone is sent to it.
+- `lend.toml` is there once scheduler and weights both answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+from aiohttp import ClientSession
+
+from rose import toml
+from rose.config import Job
+from rose.errors import ClusterError
+from rose.trainer.books import Books
+from rose.trainer.engines import Engines
+from rose.trainer.offering import Offering, ServingVersion
+from rose.trainer.recorder import Recorder
+from rose.trainer.run_scheduler import NAME, RunScheduler, open_scheduler
+from rose.waits import WaitBoard
+from rose_executor.counts_client import CountsClient
+from rose_executor.supervisor import LiveEngine
+from rose_executor.token_route import TokenRoute
+from rose_scheduler.client import SchedulerClient
+
+TELL_TIMEOUT_S = 5.0
+COUNTS_TIMEOUT_S = 5.0
+LEND_FILE = "lend.toml"
+TOKEN_FILE = "token"
+
+
+class Leasing:
+    """Made by `open_leasing`; `run` must run for anything but finding engines to happen."""
+
+    def __init__(
+        self, scheduler: RunScheduler, client: SchedulerClient, engines: Engines, requests_max: int, recorder: Recorder
+    ) -> None:
+        self.client = client
+        self.engines = engines
+        self._scheduler = scheduler
+        self._offering = Offering(client, requests_max)
+        self._recorder = recorder
+
+    def joins(self, engine: LiveEngine) -> None:
+        """A new incarnation of the run's own engine, before anyone else has it."""
+        self.engines.add_own(engine)
+        self._offering.joins(engine)
+        self._recorder.fact(f"metrics {engine.engine_id}", f"{engine.base_url}/metrics")
+
+    async def run(self, serving: ServingVersion) -> None:
+        """Keep scheduler, offers and counts going until cancelled. Raises what none of them can mend."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._scheduler.run(), name="run scheduler")
+            group.create_task(self._offering.run(serving), name="offers")
+            group.create_task(self.engines.run(), name="counts")
+
+    def lend(self, weights: str) -> None:
+        """Say to executors how to join, now that `weights` answers. Raises ClusterError if it cannot be written."""
+        runtime = self._recorder.run.runtime
+        join = {"scheduler": self._scheduler.address, "weights": weights, "token_file": str(runtime / TOKEN_FILE)}
+        write_secret(runtime / LEND_FILE, toml.dumps({"join": join}))
+        for fact, value in (("scheduler", join["scheduler"]), ("weights", weights), ("lend", runtime / LEND_FILE)):
+            self._recorder.fact(fact, str(value))
+
+
+@contextlib.asynccontextmanager
+async def open_leasing(
+    job: Job, token: str, recorder: Recorder, books: Books, http: ClientSession, waits: WaitBoard
+) -> AsyncIterator[Leasing]:
+    """Start the scheduler of a run; once the body has ended, have the last counts of lent engines booked.
+
+    Raises ClusterError if it does not start.
+    """
+    run, timeout_s = recorder.run, job.rollout.turn_timeout_s
+
+    def route(address: str, engine_id: str) -> TokenRoute:
+        return TokenRoute(address, http, engine_id=engine_id, waits=waits, silence_s=timeout_s, total_s=timeout_s)
+
+    token_file = run.runtime / TOKEN_FILE
+    write_secret(token_file, token)
+    told = partial(recorder.part, NAME)
+    async with open_scheduler(run.output, token_file, job.scheduler.port, waits, told) as scheduler:
+        address = await scheduler.ready()
+        async with SchedulerClient(address, token=token, waits=waits, timeout_s=TELL_TIMEOUT_S) as client:
+            counts = partial(CountsClient, token=token, waits=waits, timeout_s=COUNTS_TIMEOUT_S)
+            engines = Engines(books, waits, route=route, counts=counts, told=recorder.part)
+            try:
+                yield Leasing(scheduler, client, engines, job.engine.max_num_seqs, recorder)
+            finally:
+                await engines.close()
+
+
+def new_token() -> str:
+    """What a run's scheduler, weights and lent engines are opened with."""
+    return secrets.token_hex(32)
+
+
+def write_secret(path: Path, text: str) -> None:
+    """A new file that its owner alone may read, whole under its name. Raises ClusterError."""
+    draft = path.with_name(f".{path.name}")
+    try:
+        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+            file.write(text)
+        draft.replace(path)
+    except OSError as error:
+        raise ClusterError(f"{path} cannot be written: {error.strerror}") from error

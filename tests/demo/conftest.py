@@ -1,0 +1,8 @@
+"""The helpers of other rooms' tests that the demo's use too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "workload"))

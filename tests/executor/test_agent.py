@@ -1,0 +1,197 @@
+"""The executor without a real guest: what it makes of guests that die at once, and what it says of itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from rose.errors import ClusterError, EngineError
+from rose.metrics import ExecutorMetrics
+from rose.runs import Run
+from rose.slo import Slo
+from rose.status import StatusBoard
+from rose.waits import WaitBoard
+from rose_executor.agent import UNSEEN_S, Agent, Joined
+from rose_executor.agent_figures import AgentFigures
+from rose_executor.board import QUOTA, BoardReader
+from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_launcher import Midwife
+from rose_executor.engine_settings import EngineSettings
+from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_watch import GuestWatch
+from rose_executor.launcher import Child, Command, Launcher, SpawnedChild
+from rose_executor.lender import GuestNow, GuestOffer
+from rose_executor.page_shelf import PageShelf
+from rose_executor.partition_terms import Partition, Role
+from rose_executor.slack import SlackPolicy
+
+SLO = Slo(ttft_s=0.4, tpot_s=0.05)
+LONG_S = 60.0
+
+
+class Floor:
+    """A partitioner that notes who was placed, and refuses if it is told to."""
+
+    def __init__(self) -> None:
+        self.placed: list[int] = []
+        self.refuses = False
+        self.thawed = 0
+
+    def place(self, pid: int, role: Role) -> None:
+        assert role is Role.GUEST
+        if self.refuses:
+            raise ClusterError("the kernel refuses")
+        self.placed.append(pid)
+
+    def freeze(self) -> None:
+        raise AssertionError("nobody is frozen here")
+
+    def thaw(self) -> None:
+        self.thawed += 1
+
+    def describe(self) -> Partition:
+        return Partition("floor", "", "", 1.0)
+
+    def close(self) -> None:
+        pass
+
+
+class Spawner:
+    """Starts a program in place of an engine."""
+
+    def __init__(self, program: str) -> None:
+        self._program = program
+        self.children: list[SpawnedChild] = []
+
+    async def launch(self, command: Command) -> Child:
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", self._program, start_new_session=True)
+        self.children.append(SpawnedChild(process))
+        return self.children[-1]
+
+
+class NoScheduler:
+    trouble = "away"
+
+    async def keep_offered(self, guest: GuestOffer, now: Callable[[], GuestNow]) -> NoReturn:
+        raise AssertionError("nothing is offered here")
+
+    async def withdraw(self, guest: GuestOffer, why: str) -> None:
+        raise AssertionError("nothing was offered here")
+
+
+def no_receiver(control: object) -> AbstractAsyncContextManager[Any]:
+    raise AssertionError("no engine answers here")
+
+
+class Scene:
+    """An agent over a board, on which nobody serves."""
+
+    def __init__(self, folder: Path, model: Path, spawner: Spawner, restarts_max: int = 1) -> None:
+        self.floor, self.metrics, self.waits = Floor(), ExecutorMetrics(), WaitBoard()
+        self.spawner = spawner
+        self.shelf = PageShelf(folder / "pages", self.waits)
+        rules = GuestRules(SlackPolicy(SLO, 256, 16), 2**31)
+        self.watch = GuestWatch(folder / "board", rules, self.floor)
+        self.status = StatusBoard(Run("executor", folder, folder, os.open(os.devnull, os.O_RDONLY)), self.waits)
+        self.agent = Agent(
+            EngineSettings("lent", model, folder, folder / "guest.log", board=folder / "board", page_dir=folder),
+            EngineHealth(restarts_max, backoff_s=0.01),
+            self.watch,
+            self.floor,
+            self.shelf,
+            AgentFigures(self.metrics, self.status, self.waits, SLO),
+            self.waits,
+            self._launcher,
+        )
+
+    @asynccontextmanager
+    async def _launcher(self, born: Callable[[int], None]) -> AsyncIterator[Launcher]:
+        yield Midwife(self.spawner, born)
+
+    async def run(self) -> None:
+        try:
+            await asyncio.wait_for(self.agent.run(Joined(no_receiver, NoScheduler(), "publisher", "counts")), LONG_S)
+        finally:
+            self.watch.close()
+            self.shelf.close()
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("a")  # short, because a socket would lie in it
+
+
+def test_a_guest_that_dies_too_often_ends_the_executor_with_the_cause(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner("import sys; print('no room for it', flush=True); sys.exit(3)"))
+    with pytest.raises(EngineError, match=r"lent is given up after 1 restarts: lent ended with code 3 while starting"):
+        asyncio.run(scene.run())
+    assert scene.floor.placed == [child.pid for child in scene.spawner.children]
+    assert len(scene.floor.placed) == 2
+    assert scene.metrics.registry.get_sample_value("rose_executor_guest_restarts_total") == 1
+
+
+def test_a_guest_that_cannot_be_placed_does_not_run(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner("import time; time.sleep(600)"))
+    scene.floor.refuses = True
+
+    async def check() -> None:
+        with pytest.raises(ClusterError, match="the kernel refuses"):
+            await scene.run()
+        (child,) = scene.spawner.children
+        assert await asyncio.wait_for(child.wait(), LONG_S) == -signal.SIGKILL
+
+    asyncio.run(check())
+
+
+def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner("import time; time.sleep(600)"))
+
+    async def check() -> None:
+        running = asyncio.create_task(scene.run())
+        while not scene.spawner.children:
+            await asyncio.sleep(0.01)
+        with closing(BoardReader(folder / "board")) as board:
+            while board.read(QUOTA, time.monotonic()).state is None:
+                await asyncio.sleep(0.01)
+        assert scene.agent.unhealthy() == ""
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        (child,) = scene.spawner.children
+        assert child.exit_code is not None
+        assert scene.floor.thawed == 1
+
+    asyncio.run(check())
+    parts = {part.name: (part.state, part.detail) for part in scene.status.page().parts}
+    assert parts["serving"] == ("unknown", "the serving half was never written")
+    assert parts["scheduler"] == ("no answer", "away")
+
+
+def test_an_executor_that_looks_no_more_says_so(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    assert scene.agent.unhealthy() == ""
+    scene.watch.looked_at_s -= UNSEEN_S
+    assert scene.agent.unhealthy() == "the board was last looked at 1.0 s ago; the executor hangs"
+    (folder / "board").unlink()
+    (folder / "board").mkdir()
+    scene.watch.look()
+    assert "cannot open the board" in scene.agent.unhealthy()
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_nobody_is_alive_before_there_is_a_guest(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    assert not scene.agent.alive("")
+    assert not scene.agent.alive("a1" * 8)
+    scene.watch.close()
+    scene.shelf.close()

@@ -1,0 +1,281 @@
+"""A real guest under an executor: lent with a version of the run, counted in all its lives, gone with its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from prometheus_client import CollectorRegistry
+from run_tools import LONG_S, TOKEN, IdleServing, LendingRun, lending_run, until
+
+from rose.cli.executor import open_lender
+from rose.metrics import ExecutorMetrics
+from rose.runs import open_service
+from rose.slo import Slo
+from rose.status import StatusBoard
+from rose.waits import WaitBoard
+from rose_executor.agent import Agent, Joined
+from rose_executor.agent_figures import AgentFigures
+from rose_executor.board import QUOTA, BoardReader, claim_quota
+from rose_executor.counts_client import CountsClient
+from rose_executor.counts_service import serve_counts
+from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_launcher import Midwife
+from rose_executor.engine_settings import EngineSettings
+from rose_executor.guest_life import receiving
+from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_watch import GuestWatch
+from rose_executor.launcher import Launcher
+from rose_executor.page_shelf import PageShelf
+from rose_executor.partitioner import pick_partitioner
+from rose_executor.slack import SlackPolicy
+from rose_executor.token_route import TokenRoute, open_session
+from rose_transfer.transport.tcp import TcpClient
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+SLO = Slo(ttft_s=0.5, tpot_s=0.06)
+PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
+
+
+@dataclass
+class Executor:
+    """An agent in this process, with everything real but its own process."""
+
+    agent: Agent
+    registry: CollectorRegistry
+    status: StatusBoard
+    serving: IdleServing
+    counts: CountsClient
+    pids: list[int]
+    freeze: Callable[[], None]
+    running: asyncio.Task[None]
+
+    def sample(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"rose_executor_{name}", labels)
+
+    def part(self, name: str) -> tuple[str, str]:
+        found = [(part.state, part.detail) for part in self.status.page().parts if part.name == name]
+        return found[0] if found else ("", "")
+
+
+@asynccontextmanager
+async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Executor]:
+    """`rig` lends its warm process, so that nobody waits for another."""
+    waits, metrics, board = WaitBoard(), ExecutorMetrics(), folder / "board"
+    pids: list[int] = []
+
+    @asynccontextmanager
+    async def forked(born: Callable[[int], None]) -> AsyncIterator[Launcher]:
+        def told(pid: int) -> None:
+            pids.append(pid)
+            born(pid)
+
+        yield Midwife(rig.warm, told)
+
+    def frozen() -> None:
+        watch.rules.frozen = "the test says so"
+        partitioner.freeze()
+
+    host, port = run.weights.split(":")
+    with (
+        open_service("executor", folder / "runs", waits, {}) as service,
+        StatusBoard(service, waits) as status,
+        closing(PageShelf(folder / "state", waits)) as shelf,
+        closing(pick_partitioner()) as partitioner,
+        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), 2**31), partitioner)) as watch,
+    ):
+        settings = EngineSettings(
+            "lent",
+            rig.model,
+            rig.folder,
+            folder / "guest.log",
+            max_model_len=256,
+            max_num_seqs=16,
+            kv_cache_bytes=16 * 2**20,
+            board=board,
+            page_dir=shelf.folder,
+        )
+        figures = AgentFigures(metrics, status, waits, SLO)
+        agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked)
+        server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
+        client = TcpClient(host, int(port), token=TOKEN, waits=waits)
+        counts = CountsClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S)
+        serving = IdleServing(board)
+        async with open_lender(run.scheduler, TOKEN, waits) as lender:
+            joined = Joined(partial(receiving, client, folder / "weights", waits), lender, "publisher", address)
+            serves = asyncio.create_task(serving.run())
+            running = asyncio.create_task(agent.run(joined))
+            try:
+                yield Executor(agent, metrics.registry, status, serving, counts, pids, frozen, running)
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                serves.cancel()
+                await counts.close()
+                await client.close()
+                await server.stop(None)
+
+
+async def sample_on(lease: Any, request_id: str, tokens: int) -> int:
+    """Sample a turn on a leased engine; how many tokens came."""
+    async with open_session() as session:
+        route = TokenRoute(lease.address, session, engine_id=lease.engine_id)
+        output = await route.generate(
+            request_id, PROMPT, max_tokens=tokens, temperature=1.0, stop_token_ids=(), top_logprobs=0
+        )
+    lease.tokens = len(output.output_ids)
+    assert {span.version for span in output.versions} == {lease.weight_version}
+    return len(output.output_ids)
+
+
+def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(rig: Any, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with lending_run(tmp_path, rig.model) as run, executor(rig, run, tmp_path) as here:
+            await until(lambda: here.part("guest")[0] == "waits for weights")
+            assert not list(run.desk.core.engines)
+            assert here.sample("slots_open") == 0
+            await run.publish(0)
+            await until(lambda: run.engines)
+            await run.publish(1)
+            async with run.lease(min_version=1) as lease:
+                assert (lease.engine_id, lease.weight_version) == ("lent", 1)
+                assert await sample_on(lease, "first", 20) == 20
+            first = lease.incarnation
+            counts = await here.counts.counts(first, ["first"])
+            assert (counts.known, counts.alive, counts.total_tokens) == (True, True, 20)
+            assert counts.requests["first"].tokens == 20
+            assert counts.requests["first"].first_version == 1
+            await figures_are_shown(here)
+            os.killpg(here.pids[0], signal.SIGKILL)
+            await until(lambda: run.engines and run.engines[0].incarnation != first)
+            async with run.lease(min_version=1) as lease:
+                assert lease.incarnation != first
+                assert await sample_on(lease, "second", 15) == 15
+            dead = await here.counts.counts(first, ["first"])
+            assert (dead.known, dead.alive, dead.total_tokens) == (True, False, 20)
+            assert (await here.counts.counts(lease.incarnation, ["first", "second"])).total_tokens == 15
+            await until(lambda: here.sample("guest_tokens") == 35)
+            assert here.sample("guest_restarts_total") == 1
+            await silence_shuts(here, run)
+            here.freeze()
+            await until(lambda: run.engines and run.engines[0].incarnation != lease.incarnation)
+            assert not (await here.counts.counts(lease.incarnation)).alive
+            assert here.sample("guest_restarts_total") == 2
+            here.running.cancel()
+            await asyncio.gather(here.running, return_exceptions=True)
+            await until(lambda: not run.engines)
+            assert not psutil.pid_exists(here.pids[-1])
+
+    rig.run(check())
+
+
+async def figures_are_shown(here: Executor) -> None:
+    await until(lambda: here.sample("guest_tokens") == 20)
+    assert here.sample("slots_open") == 16
+    assert here.sample("weight_version") == 1
+    assert here.sample("fetched_bytes_total") > 0
+    assert here.sample("pause_seconds_count") == 2
+    assert here.sample("gate_open_ratio") == pytest.approx(1.0, abs=0.5)
+    assert here.sample("slo_seconds", what="tpot") == 0.06
+    assert here.part("follower") == ("following", "version 1")
+    assert here.part("serving")[0] == "idle"
+    assert here.part("scheduler") == ("reached", "")
+
+
+async def silence_shuts(here: Executor, run: LendingRun) -> None:
+    """A serving engine that is seen no more gets no guest beside it."""
+    here.serving.silent = True
+    await until(lambda: not run.engines)
+    await until(lambda: here.part("guest")[0] == "held back")
+    assert "the serving engine cannot be seen: the serving half is" in here.part("guest")[1]
+    assert here.sample("compute_ratio", who="serving") is None
+    here.serving.silent = False
+    await until(lambda: run.engines)
+
+
+class ExecutorProcess:
+    """`rose executor` as a process of its own, beside an idle serving engine."""
+
+    def __init__(self, folder: Path, model: Path, join: Path) -> None:
+        self._folder = folder
+        self._join = join
+        self.board = folder / "board"
+        self.config = folder / "executor.toml"
+        self.config.write_text(
+            f'[executor]\nstate = "state"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
+            f'[guest]\nmodel = "{model}"\nmax_model_len = 256\nmax_num_seqs = 8\nkv_cache_gib = 0.0625\n'
+        )
+
+    async def start(self) -> tuple[asyncio.subprocess.Process, str, str]:
+        """The process, the address of its counts and that of its metrics."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "rose.cli.main", "executor", "--config", self.config, "--join", self._join),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=self._folder,
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                "ROSE_RUNTIME_DIR": str(self._folder / "runtime"),
+            },
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(LONG_S):
+            said = (await process.stdout.readline()).decode().split()
+        assert said[:3] == ["executor:", "counts", "on"], said
+        return process, said[3].rstrip(";"), said[-1]
+
+
+def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_model: Path) -> None:
+    async def check(folder: Path) -> None:
+        async with lending_run(folder, tiny_model) as run:
+            await run.publish(0)
+            executor = ExecutorProcess(folder, tiny_model, run.join_file())
+            serves = asyncio.create_task(IdleServing(executor.board).run())
+            process, counts_address, _ = await executor.start()
+            async with run.lease() as lease:
+                assert lease.counts_address == counts_address
+                assert await sample_on(lease, "r", 12) == 12
+            family = psutil.Process(process.pid).children(recursive=True)
+            assert len(family) >= 2  # the warm process and the guest
+            process.kill()
+            await process.wait()
+            await until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family))
+            with closing(BoardReader(executor.board)) as board:
+                await until(lambda: board.read(QUOTA, time.monotonic()).state is None)
+            await the_next(executor, lease.incarnation)
+            serves.cancel()
+
+    with tempfile.TemporaryDirectory(prefix="rose-") as folder:  # short, because it holds sockets
+        asyncio.run(check(Path(folder)))
+
+
+async def the_next(executor: ExecutorProcess, lost: str) -> None:
+    """It answers for the dead guest at once, says that it is well, and ends when asked to, though just starting."""
+    process, counts_address, metrics_url = await executor.start()
+    client = CountsClient(counts_address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+    counts = await client.counts(lost, ["r"])
+    await client.close()
+    assert (counts.known, counts.alive, counts.requests["r"].tokens) == (True, False, 12)
+    health = await asyncio.to_thread(
+        urllib.request.urlopen, metrics_url.replace("/metrics", "/healthz"), timeout=LONG_S
+    )
+    with health:
+        assert health.read() == b"ok\n"
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(LONG_S):
+        assert await process.wait() == 0
+    claim_quota(executor.board).close()

@@ -1,0 +1,276 @@
+"""Counts of a lent engine: the pages of all its lives, told to whoever has the token, by a service and its client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, closing
+from functools import wraps
+from pathlib import Path
+
+import grpc
+import pytest
+
+from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
+from rose.waits import WaitBoard
+from rose_executor import page_shelf
+from rose_executor.counts_client import CountsClient
+from rose_executor.counts_service import serve_counts
+from rose_executor.page_shelf import PageShelf
+from rose_executor.token_page import PageReader, PageWriter, RequestCount
+
+TOKEN = "0123456789abcdef" * 2
+LONG_S = 60.0
+LIFE, OTHER = "a1" * 8, "b2" * 8
+WRITER = """
+import sys, time
+from pathlib import Path
+from rose_executor.token_page import PageWriter
+
+path, incarnation = Path(sys.argv[1]), sys.argv[2]
+page = PageWriter(path, incarnation=incarnation, slots=4, version=3)
+page.add("r", 7)
+print("written", flush=True)
+time.sleep(600)
+"""
+
+
+def page_of(folder: Path, incarnation: str = LIFE) -> Path:
+    return folder / f"guest.{incarnation}.page"
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Starts processes that write a page with 7 tokens of request `r`, and live on."""
+    started = []
+
+    def start(incarnation: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(page_of(tmp_path, incarnation)), incarnation],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def in_loop(test: Callable[..., Coroutine[object, object, None]]) -> Callable[..., None]:
+    """A test that runs in an event loop of its own."""
+
+    @wraps(test)
+    def run(**given: object) -> None:
+        asyncio.run(test(**given))
+
+    return run
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.wait(LONG_S)
+
+
+@asynccontextmanager
+async def told(
+    folder: Path, alive: Callable[[str], bool] = lambda incarnation: True, token: str = TOKEN
+) -> AsyncIterator[tuple[CountsClient, PageShelf]]:
+    """A service over a shelf, and a client of it."""
+    with closing(PageShelf(folder, WaitBoard())) as shelf:
+        server, address = await serve_counts(shelf, alive, port=0, token=TOKEN)
+        client = CountsClient(address, token=token, waits=WaitBoard(), timeout_s=LONG_S)
+        try:
+            yield client, shelf
+        finally:
+            await client.close()
+            await server.stop(None)
+
+
+@in_loop
+async def test_a_living_engine_is_counted_as_it_goes(tmp_path: Path) -> None:
+    async with told(tmp_path) as (client, _):
+        page = PageWriter(page_of(tmp_path), incarnation=LIFE, slots=4, version=5)
+        page.add("a", 3)
+        page.add("b", 4)
+        page.finish("none")
+        page.version = 6
+        page.add("a", 1)
+        page.finish("b")
+        counts = await client.counts(LIFE, ["b", "nobody", "a", "none"])
+        assert (counts.known, counts.alive, counts.total_tokens) == (True, True, 8)
+        assert counts.requests == {
+            "b": RequestCount(4, 5, 5, finished=True),
+            "a": RequestCount(4, 5, 6, finished=False),
+            "none": RequestCount(0, None, None, finished=True),
+        }
+        page.add("a", 10)
+        later = await client.counts(LIFE)
+        assert (later.total_tokens, later.requests) == (18, {})
+
+
+@in_loop
+async def test_version_nought_is_a_version(tmp_path: Path) -> None:
+    async with told(tmp_path) as (client, _):
+        page = PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1, version=0)
+        page.add("a", 1)
+        assert (await client.counts(LIFE, ["a"])).requests["a"] == RequestCount(1, 0, 0, finished=False)
+
+
+@pytest.mark.parametrize("asked", [OTHER, "", "../lock", "*", f"guest.{LIFE}"])
+@in_loop
+async def test_an_incarnation_without_a_page_is_unknown(tmp_path: Path, asked: str) -> None:
+    async with told(tmp_path) as (client, _):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 1)
+        counts = await client.counts(asked, ["a"])
+        assert (counts.known, counts.alive, counts.total_tokens, counts.requests) == (False, False, 0, {})
+
+
+@in_loop
+async def test_whether_it_lives_is_asked_before_its_page_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    read = PageReader.requests
+    monkeypatch.setattr(PageReader, "requests", lambda *args: order.append("page") or read(*args))
+    async with told(tmp_path, lambda incarnation: bool(order.append(incarnation))) as (client, _):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 1)
+        assert not (await client.counts(LIFE)).alive
+    assert order == [LIFE, "page"]
+
+
+@in_loop
+async def test_the_dead_are_counted_by_the_next_owner_of_the_folder(
+    tmp_path: Path, engine: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    kill(engine(LIFE))
+    kill(engine(OTHER))
+    async with told(tmp_path, lambda incarnation: False) as (client, shelf):
+        assert shelf.total() == 14
+        counts = await client.counts(OTHER, ["r"])
+    assert (counts.known, counts.alive, counts.total_tokens) == (True, False, 7)
+    assert counts.requests == {"r": RequestCount(7, 3, 3, finished=False)}
+
+
+@in_loop
+async def test_nobody_is_heard_without_the_token(tmp_path: Path) -> None:
+    async with told(tmp_path, token="another-token-entirely") as (client, _):
+        with pytest.raises(EngineError, match="unauthenticated: the token is missing or wrong"):
+            await client.counts(LIFE)
+
+
+@in_loop
+async def test_an_executor_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:
+    client = CountsClient("127.0.0.1:9", token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+    with pytest.raises(EngineError, match=r"executor 127\.0\.0\.1:9: no counts: unavailable"):
+        await client.counts(LIFE)
+    await client.close()
+    with pytest.raises(ContractError, match="closed"):
+        await client.counts(LIFE)
+
+
+@in_loop
+async def test_a_wait_for_counts_has_a_name_and_an_end() -> None:
+    async def hang(request: object, context: object) -> None:
+        await asyncio.sleep(LONG_S)
+
+    server = grpc.aio.server()
+    handler = grpc.unary_unary_rpc_method_handler(hang)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("rose.v1.Executor", {"Counts": handler})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    waits = WaitBoard()
+    late = CountsClient(f"127.0.0.1:{port}", token=TOKEN, waits=waits, timeout_s=0.3)
+    asking = asyncio.create_task(late.counts(LIFE))
+    await asyncio.sleep(0.05)
+    assert [(wait.what, wait.whom) for wait in waits.snapshot()] == [("counts", f"executor 127.0.0.1:{port}")]
+    with pytest.raises(DeadlineExceeded, match="no counts after"):
+        await asking
+    assert waits.snapshot() == ()
+    closed = CountsClient(f"127.0.0.1:{port}", token=TOKEN, waits=waits, timeout_s=LONG_S)
+    asking = asyncio.create_task(closed.counts(LIFE))
+    await asyncio.sleep(0.05)
+    await closed.close()
+    with pytest.raises(EngineError, match="the client was closed"):
+        await asking
+    await late.close()
+    await server.stop(None)
+
+
+@in_loop
+async def test_a_question_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    async with told(tmp_path) as (client, _):
+        with pytest.raises(EngineError, match="resource_exhausted"):
+            await client.counts(LIFE, ["x" * 1000] * 1100)
+        assert not (await client.counts(LIFE)).known
+
+
+@in_loop
+async def test_two_services_do_not_share_a_port(tmp_path: Path) -> None:
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        server, address = await serve_counts(shelf, bool, port=0, token=TOKEN)
+        with pytest.raises(ClusterError, match="for the counts"):
+            await serve_counts(shelf, bool, port=int(address.rpartition(":")[2]), token=TOKEN)
+        await server.stop(None)
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    first = PageShelf(tmp_path, WaitBoard())
+    with pytest.raises(ClusterError, match="used by another executor"):
+        PageShelf(tmp_path, WaitBoard())
+    first.close()
+    PageShelf(tmp_path, WaitBoard()).close()
+
+
+def test_a_folder_is_taken_over_only_when_its_engine_is_gone(
+    tmp_path: Path, engine: Callable[[str], subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = engine(LIFE)
+    monkeypatch.setattr(page_shelf, "_WRITERS_END_S", 0.2)
+    with pytest.raises(ClusterError, match=f"process {process.pid} still writes"):
+        PageShelf(tmp_path, WaitBoard())
+    kill(process)
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        assert shelf.total() == 7
+
+
+def test_a_later_process_with_the_number_of_a_dead_engine_is_not_that_engine(tmp_path: Path) -> None:
+    PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).close()  # with the number of this very process
+    long_ago_s = time.time() - 10**6
+    os.utime(page_of(tmp_path), (long_ago_s, long_ago_s))
+    PageShelf(tmp_path, WaitBoard()).close()
+
+
+def test_what_a_killed_owner_left_half_made_goes_and_pages_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_shelf, "PAGES_MAX", 2)
+    lives = ["c1" * 8, "c2" * 8, "c3" * 8]
+    for age, life in enumerate(lives):
+        page = PageWriter(page_of(tmp_path, life), incarnation=life, slots=1)
+        page.add("a", 1)
+        page.close()
+        os.utime(page_of(tmp_path, life), (1000.0 - age, 1000.0 - age))
+    (tmp_path / f".guest.{LIFE}.page.123").write_bytes(b"")
+    (tmp_path / f"guest.{OTHER}.page").write_bytes(b"nonsense")
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        assert [shelf.page(life) is not None for life in lives] == [True, False, False]
+        assert shelf.page(OTHER) is None
+        assert shelf.total() == 1
+    assert not list(tmp_path.glob(".*.page.*"))
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClusterError, match="cannot be used"):
+        PageShelf(tmp_path / "file" / "state", WaitBoard())

@@ -1,0 +1,141 @@
+"""What an executor is started with: both files, flags before keys, and every problem at once."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from rose.cli.app_executor import executor
+from rose.errors import ConfigError
+from rose.slo import Slo
+from rose_executor.executor_config import ExecutorConfig, load_executor_config
+
+ROOT = Path(__file__).parents[2]
+FILE = """
+[executor]
+state = "state"
+cores = [0, 1]
+
+[serving]
+board = "/dev/shm/board"
+ttft_ms = 500
+tpot_ms = 62.5
+
+[guest]
+model = "../model"
+"""
+JOIN = """
+[join]
+scheduler = "127.0.0.1:7080"
+weights = "[::1]:7070"
+token_file = "token"
+"""
+
+
+def files(folder: Path, text: str = FILE, join: str = JOIN) -> tuple[Path, Path]:
+    (folder / "run").mkdir()
+    config, lend = folder / "executor.toml", folder / "run" / "lend.toml"
+    config.write_text(text)
+    lend.write_text(join)
+    return config, lend
+
+
+def test_two_files_make_a_whole(tmp_path: Path) -> None:
+    config = load_executor_config(*files(tmp_path), {})
+    assert config.executor.state == tmp_path / "state"
+    assert config.executor.cores == [0, 1]
+    assert config.executor.name == "executor"
+    assert config.join.token_file == tmp_path / "run" / "token"
+    assert config.join.weights == "[::1]:7070"
+    assert config.serving.board == Path("/dev/shm/board")
+    assert config.serving.slo == Slo(0.5, 0.0625)
+    assert config.guest.model.resolve() == (tmp_path / "../model").resolve()
+    assert config.guest.start_timeout_s == 600.0
+
+
+def test_a_join_file_takes_the_place_of_the_section_and_flags_come_before_keys(tmp_path: Path) -> None:
+    file, join = files(tmp_path, FILE + JOIN.replace("7080", "1"))
+    assert load_executor_config(file, None, {}).join.scheduler == "127.0.0.1:1"
+    config = load_executor_config(file, join, {"name": "second", "state": Path("other"), "port": None})
+    assert config.join.scheduler == "127.0.0.1:7080"
+    assert (config.executor.name, config.executor.state, config.executor.port) == ("second", Path("other"), 0)
+
+
+def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
+    text = FILE.replace("cores = [0, 1]", 'cores = ["one"]\nport = -1').replace(
+        "ttft_ms = 500", "ttft_ms = 0\ntftp = 1"
+    )
+    file, join = files(tmp_path, text, JOIN.replace("127.0.0.1:7080", "nowhere"))
+    with pytest.raises(ConfigError) as refused:
+        load_executor_config(file, join, {"name": "A B"})
+    assert str(refused.value).splitlines()[1:] == [
+        '  executor.name = "A B": allowed is text that matches `^[a-z0-9][a-z0-9-]{0,23}$`',
+        "  executor.port = -1: allowed is a whole number from 0 to 65535",
+        '  executor.cores.0 = "one": allowed is a list of whole numbers',
+        '  join.scheduler = "nowhere": allowed is text that matches'
+        " `^(\\[[0-9A-Fa-f:.]+\\]|[^\\s:\\[\\]]+):[0-9]{1,5}$`",
+        "  serving.ttft_ms = 0: allowed is a number above 0 to 3600000",
+        "  serving.tftp: unknown key; allowed are board, ttft_ms, tpot_ms; mend them;"
+        " `rose executor --help` shows every key",
+    ]
+
+
+def test_nothing_but_a_run_to_join_belongs_into_a_join_file(tmp_path: Path) -> None:
+    file, join = files(tmp_path, join=JOIN + "[executor]\nname = 'x'\n")
+    with pytest.raises(ConfigError, match=r"sections \['executor', 'join'\]"):
+        load_executor_config(file, join, {})
+
+
+@pytest.mark.parametrize("missing", ["executor.toml", "run/lend.toml"])
+def test_a_file_that_is_not_there_is_named(tmp_path: Path, missing: str) -> None:
+    file, join = files(tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(ConfigError, match=missing):
+        load_executor_config(file, join, {})
+
+
+def test_without_any_file_the_sections_are_asked_for() -> None:
+    with pytest.raises(
+        ConfigError, match=r"the flags:\n  executor.state: missing(.|\n)*join: missing(.|\n)*guest: missing"
+    ):
+        load_executor_config(None, None, {"name": "x"})
+
+
+def test_the_example_of_the_documents_is_one(tmp_path: Path) -> None:
+    (example,) = re.findall(
+        r"```toml\n(\[executor\].*?)```", (ROOT / "executor/README.md").read_text("utf-8"), re.DOTALL
+    )
+    config = load_executor_config(*files(tmp_path, example), {})
+    assert (config.executor.cores, config.guest.max_num_seqs) == ([0], 64)
+
+
+def test_the_help_shows_every_key_with_its_default(tmp_path: Path) -> None:
+    text = inspect.cleandoc(executor.__doc__ or "")
+    (shown,) = re.findall(r"(  \[executor\].*?)\n\n", text, re.DOTALL)
+    file = tmp_path / "executor.toml"
+    file.write_text(inspect.cleandoc(shown))
+    config = load_executor_config(file, None, {})
+    asked_for = {"state", "scheduler", "weights", "token_file", "board", "ttft_ms", "tpot_ms", "model"}
+    for name, field in ExecutorConfig.model_fields.items():
+        assert isinstance(field.annotation, type)
+        assert issubclass(field.annotation, BaseModel)
+        keys = field.annotation.model_fields
+        assert set(getattr(config, name).model_fields_set) == set(keys)
+        for key, found in keys.items():
+            assert found.is_required() == (key in asked_for)
+            if key == "out":
+                assert getattr(config, name).out == tmp_path / found.default
+            elif not found.is_required():
+                assert getattr(getattr(config, name), key) == found.default
+
+
+def test_ports_are_apart(tmp_path: Path) -> None:
+    file, join = files(tmp_path, FILE + "port = 7000\n")
+    with pytest.raises(
+        ConfigError, match=r"executor.metrics_port = 7000: allowed is a port of its own(.|\n)*guest.port"
+    ):
+        load_executor_config(file, join, {"metrics_port": 7000})

@@ -1,0 +1,151 @@
+"""How an executor speaks to a scheduler, and what it refuses to begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from run_tools import LONG_S, TOKEN, until
+
+from rose.cli.executor import open_lender
+from rose.errors import ClusterError, ConfigError, EngineError, SchedulerError
+from rose.metrics import SchedulerMetrics
+from rose.waits import WaitBoard
+from rose_executor.board import claim_quota
+from rose_executor.executor_config import load_executor_config
+from rose_executor.executor_program import run_executor
+from rose_executor.lender import GuestNow, GuestOffer
+from rose_executor.page_shelf import PageShelf
+from rose_scheduler.desk import Desk
+from rose_scheduler.limits import Limits
+from rose_scheduler.placement import Placement
+from rose_scheduler.service import serve
+
+GUEST = GuestOffer("lent", "a1", "http://here", "127.0.0.1:7", 16, 3)
+
+
+def now() -> GuestNow:
+    return GuestNow(3, 7, 0.25)
+
+
+@asynccontextmanager
+async def scheduler(port: int = 0) -> AsyncIterator[tuple[Desk, str]]:
+    desk = Desk(Placement(Limits()), WaitBoard(), SchedulerMetrics())
+    server, address = await serve(desk, port=port, token=TOKEN)
+    try:
+        yield desk, address
+    finally:
+        desk.close()
+        await server.stop(None)
+
+
+def test_a_guest_is_offered_as_lent_through_a_restart_and_withdrawn() -> None:
+    async def check() -> None:
+        async with scheduler() as (desk, address), open_lender(address, TOKEN, WaitBoard()) as lender:
+            offering = asyncio.create_task(lender.keep_offered(GUEST, now))
+            await until(lambda: list(desk.core.engines) and lender.trouble == "")
+            (engine,) = desk.core.engines
+            assert (engine.engine_id, engine.kind, engine.address) == ("lent", "lent", "http://here")
+            assert (engine.counts_address, engine.weight_version, engine.slots) == ("127.0.0.1:7", 3, 7)
+            assert engine.kv_used_fraction == 0.25
+            await lender.withdraw(GUEST, "enough")
+            assert not list(desk.core.engines)
+            with pytest.raises(EngineError, match="is not taken: over"):
+                await asyncio.wait_for(offering, LONG_S)
+
+    asyncio.run(check())
+
+
+def test_a_scheduler_that_is_away_is_trouble_and_no_more() -> None:
+    async def check() -> None:
+        async with scheduler() as (_, address):
+            pass
+        async with open_lender(address, TOKEN, WaitBoard()) as lender:
+            offering = asyncio.create_task(lender.keep_offered(GUEST, now))
+            await until(lambda: lender.trouble)
+            assert f"scheduler {address}: not an engine's beat after 2 s" in lender.trouble
+            await lender.withdraw(GUEST, "nobody hears it")
+            async with scheduler(int(address.rpartition(":")[2])) as (desk, _):
+                await until(lambda: list(desk.core.engines) and lender.trouble == "")
+                offering.cancel()
+
+    asyncio.run(check())
+
+
+def test_a_wrong_token_is_told_at_once() -> None:
+    async def check() -> None:
+        async with scheduler() as (_, address), open_lender(address, "f" * 32, WaitBoard()) as lender:
+            with pytest.raises(SchedulerError, match="the token is missing or wrong"):
+                await lender.keep_offered(GUEST, now)
+
+    asyncio.run(check())
+
+
+class Setting:
+    """The files of an executor in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.token = folder / "token"
+        self.token.write_text(TOKEN)
+        self.token.chmod(0o600)
+        self.file = folder / "executor.toml"
+        self.write()
+
+    def write(self, weights: str = "127.0.0.1:9", cores: str = "[]") -> None:
+        self.file.write_text(
+            f'[executor]\nstate = "state"\nout = "runs"\ncores = {cores}\n[serving]\nboard = "board"\nttft_ms = 1\n'
+            f'tpot_ms = 1\n[guest]\nmodel = "model"\n[join]\nscheduler = "127.0.0.1:9"\nweights = "{weights}"\n'
+            'token_file = "token"\n'
+        )
+
+    def run(self) -> bool:
+        """It must not get as far as to lend."""
+
+        def never(*_: object) -> NoReturn:
+            raise AssertionError("it begins")
+
+        return run_executor(load_executor_config(self.file, None, {}), open_lender, never)
+
+
+@pytest.fixture
+def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
+    with tempfile.TemporaryDirectory(prefix="rose-") as folder:  # short, because sockets would lie in it
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", f"{folder}/r")
+        yield Setting(Path(folder))
+
+
+def test_a_board_that_another_executor_has_is_refused(setting: Setting) -> None:
+    with closing(claim_quota(setting.folder / "board")), pytest.raises(ClusterError, match="has a live writer"):
+        setting.run()
+    assert not list((setting.folder / "r").glob("executor-*"))
+
+
+def test_a_state_that_another_executor_has_is_refused(setting: Setting) -> None:
+    shelf = PageShelf(setting.folder / "state" / "pages", WaitBoard())
+    with closing(shelf), pytest.raises(ClusterError, match="used by another executor"):
+        setting.run()
+    assert not (setting.folder / "board").exists()
+
+
+def test_a_token_that_others_may_read_is_refused(setting: Setting) -> None:
+    setting.token.chmod(0o644)
+    with pytest.raises(ConfigError, match="mode 0644"):
+        setting.run()
+
+
+def test_an_address_that_is_none_is_refused(setting: Setting) -> None:
+    setting.write(weights="127.0.0.1:0")
+    with pytest.raises(ConfigError, match="is no address"):
+        setting.run()
+
+
+def test_cores_that_are_not_there_are_refused(setting: Setting) -> None:
+    setting.write(cores="[100000]")
+    with pytest.raises(ClusterError, match=r"cores \[100000\] cannot be used here"):
+        setting.run()

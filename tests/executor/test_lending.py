@@ -1,0 +1,145 @@
+"""How many requests a guest may be given, and figures that begin again with each of its lives."""
+
+from __future__ import annotations
+
+import pytest
+
+from rose.slo import Slo
+from rose_executor.board_states import GuestState, Reading, ServingState
+from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked
+from rose_executor.lending import SHUT_S, Lent, lent
+from rose_executor.meters import Growth, Share
+from rose_executor.slack import SlackPolicy
+
+POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64, regrow_s=0.0)
+NO_GUEST: Reading[GuestState] = Reading(None, why="the guest half was never written")
+
+
+class World:
+    """Rules that look every 5 ms at a serving engine which is idle, or busy up to its SLO, or not to be seen."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.rules = GuestRules(POLICY, kv_blocks=77)
+        self.seen: Looked | None = None
+        self.trouble = ""
+
+    def look(self, serving: str, seconds: float, guest: Reading[GuestState] = NO_GUEST) -> Lent:
+        for _ in range(round(seconds / 0.005)):
+            self.now_s += 0.005
+            self.seen = Looked(self._serving(serving), guest)
+            self.rules.step(self.seen, self.now_s)
+        return self.lent()
+
+    def lent(self, slots_max: int = 16) -> Lent:
+        return lent(self.seen, self.trouble, self.rules, slots_max, self.now_s)
+
+    def _serving(self, serving: str) -> Reading[ServingState]:
+        if serving == "unknown":
+            return Reading(None, why="the serving half is 9.0 s old")
+        running, step_s = {"idle": (0, 0.01), "busy": (5, 0.06)}[serving]
+        return Reading(ServingState(9, running, 0, 0.0, self.now_s, step_s, 0, 0, 100, 0.0), 1)
+
+
+def test_nothing_is_lent_before_the_first_look() -> None:
+    assert World().lent() == Lent(0, "nobody has looked at the board yet")
+
+
+def test_beside_an_idle_engine_everything_is_lent() -> None:
+    world = World()
+    assert world.look("idle", 1.0) == Lent(8, "")  # nothing is known of its steps: it begins with a few
+    assert world.lent(slots_max=5) == Lent(5, "")
+
+
+def test_a_gate_that_is_shut_for_a_moment_takes_nothing_back() -> None:
+    world = World()
+    world.look("idle", 1.0)
+    assert world.look("busy", SHUT_S - 0.02) == Lent(8, "")
+    assert world.look("busy", 0.04) == Lent(0, "serving leaves no slack, for 1 s now")
+    assert world.look("busy", 8.0) == Lent(0, "serving leaves no slack, for 9 s now")
+    assert world.look("idle", 0.01).slots > 0
+
+
+def test_a_serving_engine_that_is_not_seen_gets_no_guest_at_once() -> None:
+    world = World()
+    world.look("idle", 1.0)
+    assert world.look("unknown", 0.005) == Lent(0, "the serving engine cannot be seen: the serving half is 9.0 s old")
+
+
+def test_trouble_with_the_board_comes_before_all() -> None:
+    world = World()
+    world.look("idle", 1.0)
+    world.trouble = "cannot open the board"
+    assert world.lent() == Lent(0, "cannot open the board")
+
+
+def test_a_frozen_guest_gets_nothing_until_it_is_replaced() -> None:
+    world = World()
+    for computed in range(2000):
+        guest = GuestState(99, computed, 1, 3, 0, 9, 100, 0.001, 10, 0, 0.0, 0, 0.0)
+        world.look("busy", 0.005, Reading(guest, 1))
+    assert world.rules.frozen
+    assert (
+        world.look("idle", 0.1).why == f"the guest is frozen: it went on computing {OBEY_S:g} s after its gate was shut"
+    )
+    world.rules.replaced()
+    assert world.lent().slots > 0
+
+
+def test_a_guest_that_is_being_replaced_is_not_frozen_again_at_once() -> None:
+    world = World()
+    world.look("busy", 2 * OBEY_S)
+    world.rules.replaced()
+    for computed in range(round(OBEY_S / 0.005) - 2):
+        guest = Reading(GuestState(99, computed, 1, 3, 0, 9, 100, 0.001, 10, 0, 0.0, 0, 0.0), 1)
+        world.now_s += 0.005
+        assert not any(
+            isinstance(one, Freeze) for one in world.rules.step(Looked(world._serving("busy"), guest), world.now_s)
+        )
+
+
+def test_how_long_the_gate_was_open_is_counted_from_look_to_look() -> None:
+    world = World()
+    world.look("busy", 1.0)
+    assert world.rules.open_s == 0.0
+    world.look("idle", 1.0)
+    assert world.rules.open_s == pytest.approx(1.0, abs=0.02)
+    world.look("busy", 1.0)
+    assert world.rules.open_s == pytest.approx(1.0, abs=0.03)
+
+
+def test_a_gate_is_not_open_while_nobody_looks() -> None:
+    world = World()
+    world.look("idle", 1.0)
+    before = world.rules.open_s
+    world.now_s += 60.0  # a quota grows stale long before
+    world.look("idle", 0.005)
+    assert world.rules.open_s - before == pytest.approx(0.5, abs=0.01)
+
+
+def test_growth_goes_on_over_a_new_beginning() -> None:
+    growth = Growth()
+    assert [growth.by(figure) for figure in (5, 5, 8, 2, 2, 9)] == [5, 0, 3, 2, 0, 7]
+
+
+def test_a_share_is_of_the_last_second() -> None:
+    share = Share()
+    assert share.saw(1000.0, 10.0) == 0.0  # busy for long before: no news
+    assert share.saw(1000.25, 10.5) == 0.5
+    assert share.saw(1000.75, 11.0) == 0.75
+    assert share.saw(1000.75, 11.5) == 0.5
+    assert share.saw(1000.75, 12.0) == 0.0
+    assert share.saw(1000.75, 12.5) == 0.0
+
+
+def test_a_share_is_never_more_than_all() -> None:
+    share = Share()
+    share.saw(0.0, 10.0)
+    assert share.saw(7.0, 10.5) == 1.0
+    assert share.saw(7.0, 10.5) == 1.0
+
+
+def test_a_share_survives_a_new_life() -> None:
+    share = Share()
+    share.saw(50.0, 10.0)
+    assert share.saw(0.25, 10.5) == 0.5
