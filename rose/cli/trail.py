@@ -68,7 +68,7 @@ def _logs_beside(run: Path) -> Iterator[Path]:
     for pattern in _LOGS:
         yield from sorted(run.parent.glob(pattern))
     for folder in sorted(run.parent.iterdir()):
-        if folder.is_dir() and not folder.is_symlink():
+        if folder.is_dir() and not folder.is_symlink() and folder != run:
             runs = {job.parent for job in folder.rglob(JOB_FILE)}
             yield from (path for path in _logs_within(folder) if runs.isdisjoint(path.parents))
 
