@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from rose.driver.virtual import VirtualDriver
 from rose.version_events import (
@@ -40,7 +41,7 @@ class LoadingEngine:
         engine_id: str,
         incarnation: str,
         version: int,
-        driver: VersionDriver,
+        driver: VirtualDriver[Any, Any],
         stored: Callable[[int], bool],
         answer: Callable[[LoadingEngine, Answer], None],
         fails: float,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rose.simulator.coserving_world import CoservingWorld
 from rose.simulator.distribution_world import DistributionWorld
 from rose.simulator.ledger_world import LedgerWorld
 from rose.simulator.link_world import LinkWorld
@@ -17,4 +18,5 @@ WORLDS: dict[str, Callable[[int], World]] = {
     "links": LinkWorld,
     "distribution": DistributionWorld,
     "relay": RelayWorld,
+    "coserving": CoservingWorld,
 }

@@ -9,7 +9,7 @@ import pytest
 
 from rose.slo import Slo
 from rose_executor.board_states import GuestState, Quota, Reading, ServingState
-from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked, Write
+from rose_executor.guest_rules import OBEY_S, STEPS_UNDER_WAY, Freeze, GuestRules, Looked, Write
 from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64)
@@ -104,10 +104,34 @@ def test_a_guest_that_goes_on_behind_a_shut_gate_is_frozen_until_it_stops() -> N
     world = World()
     world.open_gate()
     assert not shut_for(world, 2 * OBEY_S, guest(10))
-    assert len(shut_for(world, OBEY_S, guest(11))) == 1
-    assert len(shut_for(world, OBEY_S, guest(12))) == 1  # the brake did not hold
-    assert not shut_for(world, 5, guest(12))
+    assert len(shut_for(world, OBEY_S, guest(11 + STEPS_UNDER_WAY))) == 1
+    assert len(shut_for(world, OBEY_S, guest(12 + STEPS_UNDER_WAY))) == 1  # the brake did not hold
+    assert not shut_for(world, 5, guest(12 + STEPS_UNDER_WAY))
     assert "after its gate was shut" in world.rules.frozen
+
+
+def test_what_a_dead_guest_had_computed_excuses_nothing_of_the_next() -> None:
+    world = World()
+    world.open_gate()
+    assert not shut_for(world, 2 * OBEY_S, guest(5000))
+    world.rules.replaced()
+    assert not shut_for(world, 2 * OBEY_S, guest(5000))  # the board still says so for a while
+    assert not shut_for(world, OBEY_S, guest(0))
+    assert len(shut_for(world, OBEY_S, guest(1 + STEPS_UNDER_WAY))) == 1
+
+
+def test_a_step_that_was_under_way_when_the_gate_was_shut_may_end_whenever_it_gets_to() -> None:
+    """Below a busy serving engine a guest gets next to no processor time: that is no disobedience."""
+    world = World()
+    world.open_gate()
+    assert not shut_for(world, 20 * OBEY_S, guest(10))
+    assert not shut_for(world, 20 * OBEY_S, guest(11))
+    assert not shut_for(world, OBEY_S, guest(10 + STEPS_UNDER_WAY))
+    assert world.rules.frozen == ""
+    world.open_gate()
+    assert not shut_for(world, 20 * OBEY_S, guest(90))  # another shutting excuses as many again
+    assert not shut_for(world, OBEY_S, guest(90 + STEPS_UNDER_WAY))
+    assert len(shut_for(world, OBEY_S, guest(91 + STEPS_UNDER_WAY))) == 1
 
 
 def test_a_guest_that_stops_in_time_is_not_frozen_whatever_it_did_before() -> None:

@@ -124,7 +124,7 @@ def test_a_guest_that_does_not_obey_is_frozen_and_a_broken_brake_is_told(
     watching = watch(tmp_path / "board", brake)
     guest = HalfWriter(tmp_path / "board", GUEST)
     troubles = []
-    for computed in (0, 0, 1, 1):
+    for computed in (0, 0, 3, 3):
         guest.write(GuestState(computed, computed, 0, 1, 0, 1, 100, 0.01, 1, 0, 0.0, 0, 0.0))
         watching.look()
         troubles.append(watching.trouble)

@@ -39,6 +39,7 @@ def test_all_worlds_are_swept() -> None:
         "links: seeds 10 to 14 hold",
         "distribution: seeds 10 to 14 hold",
         "relay: seeds 10 to 14 hold",
+        "coserving: seeds 10 to 14 hold",
     ]
 
 
