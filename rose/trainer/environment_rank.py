@@ -19,9 +19,15 @@ from rose.env.contract import StepResult, load_environment
 from rose.env.host import EnvironmentHost, Episode, HostSettings
 from rose.errors import EnvironmentFailed
 from rose.logs import bound, logger
+from rose.trainer.line import Answering
 from rose.waits import WaitBoard
 
 log = logger("environment")
+
+
+def answering_environment(config: EnvironmentConfig, path: Sequence[str]) -> Answering:
+    """An `EnvironmentRank` at the far end of a line."""
+    return Answering(EnvironmentRank(config, path))
 
 
 class EnvironmentRank:

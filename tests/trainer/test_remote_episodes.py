@@ -17,7 +17,7 @@ from stand_ins import a_job
 
 from rose.env.contract import StepResult
 from rose.errors import ConfigError, EnvironmentFailed
-from rose.trainer import environment_worker
+from rose.trainer import environment_worker, line
 from rose.trainer.remote_episodes import RemoteEpisodes, open_environments
 
 pytestmark = pytest.mark.timeout(240)
@@ -96,7 +96,8 @@ def test_failures_have_the_words_of_the_environments_host(workers: Workers) -> N
                 await one.step("raise")
             stepping = asyncio.ensure_future(other.step("hang"))
             await asyncio.sleep(0.1)
-            assert [(wait.what, wait.whom) for wait in workers.site.waits.snapshot()] == [("step", "environment e2")]
+            waits = {(wait.what, wait.whom) for wait in workers.site.waits.snapshot()}
+            assert waits == {("step", "environment e2"), ("answers", "environment-0")}
             with pytest.raises(EnvironmentFailed, match=r"environment e2: no step after 0.5 s"):
                 await stepping
             third = await episodes.open(3, "e3")
@@ -132,13 +133,14 @@ def test_a_worker_that_is_lost_costs_its_episodes_and_is_replaced(
     }
     if death == "stopped":
         monkeypatch.setattr(environment_worker, "PATIENCE_S", 0.5)
+        monkeypatch.setattr(line, "HOLD_S", 0.5)
 
     async def play() -> None:
-        async with workers.opened(step_timeout_s=0.5 if death == "stopped" else 20.0) as episodes:
+        async with workers.opened() as episodes:
             one, other = await episodes.open(1, "e1"), await episodes.open(2, "e2")
             pid = process_of(one.first_observation)
             ends[death](psutil.Process(pid))
-            words = "no step after 1 s" if death == "stopped" else "environment-0 is dead"
+            words = "environment-0: no answers after 1 s" if death == "stopped" else "environment-0 is dead"
             with pytest.raises(EnvironmentFailed, match=f"environment e1: {words}"):
                 await one.step("die" if death == "by itself" else "on")
             with pytest.raises(EnvironmentFailed, match="environment e2: environment-0 is dead"):
