@@ -74,6 +74,7 @@ def test_a_lent_engine_that_dies_at_a_token_loses_the_turn_to_another_which_goes
         assert (turn.output_ids, turn.finish) == ([5, 6, 7, END], Finish.STOP)
         assert other.asked == [(10, 11, 5, 6)]
         assert [part.engine_id for part in turn.requests] == ["guest", "other"]
+        assert ("guest", "dead", "http://guest") in made.told
 
     on_fleet(books, body)
     accounts(books, trained=4, unreceived=2)
