@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -68,6 +69,19 @@ class Page(_Record):
     parts: list[Part]
     facts: dict[str, Fact]
     waits: list[OpenWait]
+
+
+def alike(waits: Sequence[OpenWait]) -> list[list[OpenWait]]:
+    """Waits for the same thing from the same kind of party, oldest first in each: hundreds of turns are one line."""
+    groups: dict[tuple[str, str], list[OpenWait]] = {}
+    for wait in sorted(waits, key=lambda wait: wait.since_s):
+        groups.setdefault((wait.what, wait.whom.partition(" ")[0]), []).append(wait)
+    return list(groups.values())
+
+
+def whom(waits: Sequence[OpenWait]) -> str:
+    """On whom a group of `alike` waits, in words."""
+    return waits[0].whom if len(waits) == 1 else f"{waits[0].whom} and {len(waits) - 1} more"
 
 
 class StatusBoard:

@@ -10,10 +10,9 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
 from rose.errors import EngineError
@@ -22,7 +21,6 @@ from rose.records import Finish, RequestPart, VersionSpan
 from rose.trainer.books import Books
 from rose.trainer.engines import Engines
 from rose.trainer.turn_engine import TurnEngine
-from rose.waits import WaitBoard
 from rose_executor.token_page import RequestCount
 from rose_executor.token_route import EngineLost, RouteOutput
 from rose_scheduler.client import Lease, SchedulerClient, Turn
@@ -78,13 +76,10 @@ class SampledTurn:
 class TurnSampler:
     """Samples turns on leases: each attempt on the engine that the scheduler names."""
 
-    def __init__(
-        self, scheduler: SchedulerClient, engines: Engines, books: Books, waits: WaitBoard, settings: SamplingSettings
-    ) -> None:
+    def __init__(self, scheduler: SchedulerClient, engines: Engines, books: Books, settings: SamplingSettings) -> None:
         self._scheduler = scheduler
         self._engines = engines
         self._books = books
-        self._waits = waits
         self.settings = settings
 
     async def sample(self, asked: Turn, token_ids: list[int]) -> SampledTurn:
@@ -97,11 +92,24 @@ class TurnSampler:
         for attempt in range(self.settings.attempts_max):
             request_id = f"{asked.trajectory_id}.{asked.number}.{attempt}"
             prompt = [*token_ids, *turn.output_ids]
+            asked_s = time.monotonic()
             async with self._place(replace(asked, context_tokens=len(prompt))) as (engine, lease):
+                leased_s = time.monotonic()
                 self._books.start_request(request_id, asked.trajectory_id, engine)
                 part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids))
             turn.extend(engine.engine_id, request_id, part)
             turn.finish = self._finish(turn, part.finish)
+            log.info(
+                "turn sampled",
+                request_id=request_id,
+                engine_id=engine.engine_id,
+                lease_id=lease.lease_id,
+                tokens=len(part.output_ids),
+                versions=[span.version for span in part.versions],
+                finish=turn.finish,
+                waited_s=round(leased_s - asked_s, 3),
+                seconds=round(time.monotonic() - leased_s, 3),
+            )
             if turn.finish is not Finish.ABORT:
                 return turn
         raise EngineError(
@@ -112,19 +120,21 @@ class TurnSampler:
 
     @asynccontextmanager
     async def _place(self, asked: Turn) -> AsyncIterator[tuple[TurnEngine, Lease]]:
-        """A lease, and the engine behind it, which is not known to be lost."""
+        """A lease, and the engine behind it, which is not known to be lost.
+
+        Leases on lost ones are kept meanwhile: the scheduler, which does not know yet, would give the same place again.
+        """
         until_s = time.monotonic() + self.settings.lease_wait_s
-        while True:
-            left_s = max(_MOMENT_S, until_s - time.monotonic())
-            async with self._scheduler.lease(asked, wait_s=left_s, hold_s=self.settings.lease_hold_s) as lease:
+        async with AsyncExitStack() as leases:
+            while True:
+                left_s = max(_MOMENT_S, until_s - time.monotonic())
+                leasing = self._scheduler.lease(asked, wait_s=left_s, hold_s=self.settings.lease_hold_s)
+                lease = await leases.enter_async_context(leasing)
                 engine = await self._engines.behind(lease)
                 if not engine.lost:
                     yield engine, lease
                     return
-                # Held for a moment: the scheduler, which does not know yet, gives the others another engine.
                 lease.outcome = LeaseOutcome.FAILED
-                with self._waits.waiting("news of its death", f"scheduler, of {engine.engine_id}", _MOMENT_S):
-                    await asyncio.sleep(_MOMENT_S)
 
     async def _attempt(
         self, engine: TurnEngine, lease: Lease, request_id: str, prompt: list[int], kept_tokens: int

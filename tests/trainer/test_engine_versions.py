@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,10 @@ from rose_transfer.snapshot import WEIGHTS, Snapshot
 from rose_transfer.store import Objects, StoreReader, manifest
 from rose_transfer.store import files as store_files
 from rose_transfer.store.buckets import unpack
+from rose_transfer.transport.tcp import TcpServer
 
 ENGINE = "engine-0"
+TOKEN = "0123456789abcdef"
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +45,20 @@ class Bench:
             self.supervisor = ScriptedSupervisor(lambda asked: Answer(()))
             waits = WaitBoard()
             supervisor = self.supervisor
-            self.engine_versions = EngineVersions(self.folder, self._model, self._keep, supervisor, waits)  # type: ignore[arg-type]
+            serve = partial(TcpServer, token=TOKEN, waits=waits)
+            self.engine_versions = EngineVersions(
+                self.folder,
+                self._model,
+                self._keep,
+                supervisor,  # type: ignore[arg-type]
+                waits,
+                serve,
+            )
             async with asyncio.timeout(20), asyncio.TaskGroup() as group:
                 group.create_task(self.engine_versions.run())
                 await body()
                 self.engine_versions.stop()
-            self.engine_versions.close()
+            await self.engine_versions.close()
 
         asyncio.run(whole())
 

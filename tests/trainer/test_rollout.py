@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stand_ins import END, Answer, Asked, Lost, Refused, Script, ScriptedSupervisor, Silent, World
+from stand_ins import END, Answer, Asked, Logged, Lost, Refused, Script, ScriptedSupervisor, Silent, World, a_sampler
 
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
@@ -22,7 +22,7 @@ from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
 from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.rollout import Rollout, Task, why_none_completed
-from rose.trainer.sampler import SamplingSettings, TurnSampler
+from rose.trainer.sampler import SamplingSettings
 from rose.waits import WaitBoard
 
 A_WORD = 40
@@ -34,7 +34,7 @@ def answers(asked: Asked) -> Answer:
 
 
 def a_task(index: int = 0, **changes: Any) -> Task:
-    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN), **changes)
+    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN, 0), **changes)
 
 
 class Bench:
@@ -71,9 +71,9 @@ class Bench:
         renderer: ChatRenderer | None = None,
     ) -> None:
         self.supervisor = ScriptedSupervisor(script, self.books.watch)
-        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2)
+        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2, lease_wait_s=5.0, lease_hold_s=5.0)
         self.rollout = Rollout(
-            TurnSampler(self.supervisor, self.books, sampling),  # type: ignore[arg-type]
+            a_sampler(self.supervisor, self.books, sampling),
             EnvironmentHost(world.make, WaitBoard(), settings),
             renderer or self._renderer,
             self.books,
@@ -122,6 +122,16 @@ def test_an_episode_is_recorded_turn_by_turn_as_the_engine_saw_it(bench: Bench) 
     assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(contexts))
     assert world.closed == 1
     assert bench.books.ledger.accounts()[Account.IN_FLIGHT] == 6  # the update decides where these go
+
+
+def test_a_trajectorys_end_stands_in_the_log_under_its_id(bench: Bench, logged: Logged) -> None:
+    world = World(step=lambda action, i: raises() if i == 1 else StepResult("next", 0.5, False, False))
+    bench.play(world, [a_task()])
+    first, second, end, _ = logged.of("t0")
+    assert [first["event"], second["event"], end["event"]] == ["turn sampled", "turn sampled", "trajectory ended"]
+    assert (end["outcome"], end["reward"], end["turns"], end["tokens"]) == ("environment-failed", 0.5, 2, 4)
+    assert end["group_id"] == "g"
+    assert "its step raised" in end["why"]
 
 
 @pytest.mark.parametrize("failure", [raises, raises_a_book, lambda: None, lambda: "\ud800", lambda: "x" * 10_000_000])
