@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-NOT_GROUND = {"cli", "demo", "env", "report", "simulator", "trainer", "workload"}
+NOT_GROUND = {"cli", "dashboard", "demo", "env", "observer", "report", "simulator", "trainer", "workload"}
 
 
 def ground_modules() -> set[str]:
