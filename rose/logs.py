@@ -16,6 +16,7 @@ import re
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -119,6 +120,7 @@ def redact(value: object, depth: int = 0) -> object:
     return value
 
 
+@lru_cache(maxsize=4096)  # The same few keys stand on every line, and this was most of what a line cost.
 def is_secret(key: str) -> bool:
     """Whether a key names a secret. `lease_token` and `apiKey` do; `output_tokens` and `token_ids` do not."""
     words = [word.lower() for word in _WORD.findall(key)]

@@ -24,7 +24,13 @@ ENGINE_PROCESSES_BYTES = int(2.5 * _GIB)
 """Warm process, API server and engine core, without weights and KV cache (measured, with room)."""
 FRESH_ENGINE_BYTES = _GIB // 2
 """What the fresh engine of a parity check adds: it shares the warm process's pages."""
-TRAINER_BYTES = _GIB
+RAY_BYTES = 3 * _GIB // 4
+"""Ray's own processes."""
+RANK_BYTES = 3 * _GIB // 4
+"""Actor or reference, without weights."""
+ENVIRONMENT_WORKER_BYTES = _GIB // 8
+"""Without what the environment itself holds."""
+RUN_BYTES = _GIB // 2
 OUTPUT_BYTES = 64 * _MIB
 PACKAGES = ("torch", "transformers", "vllm", "ray", "safetensors", "numpy", "aiohttp", "gymnasium")
 _MODEL_FOLDER = "a model folder in Hugging Face format"
@@ -144,17 +150,20 @@ def _memory(job: Job, model: ModelFolder, machine: Machine) -> Check:
 
 
 def memory_needed_bytes(job: Job, model: ModelFolder) -> int:
-    """Peak memory of the whole run: engine processes, their weights and KV cache, trainer, kept versions.
+    """Peak memory of the whole run: engine processes, their weights and KV cache, ranks, workers, kept versions.
 
-    Weights in the folder count as two bytes a value; the trainer holds each as float32 four times (weight,
-    gradient, two Adam moments), and logits with their gradient for one micro-batch.
+    Weights in the folder count as two bytes a value; the actor holds each as float32 four times (weight, gradient, two
+    Adam moments), the reference once; the actor holds logits with their gradient for one micro-batch, the reference
+    without.
     """
     values = model.weights_bytes // 2
     engines = 2 if job.weights.parity_every_steps else 1
     per_engine = int(job.engine.kv_cache_gib * _GIB) + values * _bytes_per_value(job)
     engine = ENGINE_PROCESSES_BYTES + (engines - 1) * FRESH_ENGINE_BYTES + engines * per_engine
-    trainer = TRAINER_BYTES + 16 * values + 2 * 4 * job.train.micro_batch_tokens * model.vocab_size
-    return engine + trainer + (job.weights.keep + 1) * model.weights_bytes
+    logits_bytes = 4 * job.train.micro_batch_tokens * model.vocab_size
+    ranks = 2 * RANK_BYTES + (16 + 4) * values + 3 * logits_bytes
+    others = RUN_BYTES + RAY_BYTES + job.environment.workers * ENVIRONMENT_WORKER_BYTES
+    return engine + ranks + others + (job.weights.keep + 1) * model.weights_bytes
 
 
 def _disk(name: str, path: Path, needed_bytes: int) -> Check:

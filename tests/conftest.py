@@ -1,6 +1,7 @@
 """What every room's tests share: a throw-away model, one warm process and one live engine for the whole run.
 
-Under xdist every test file that uses the mark `engine` lands on one worker and shares that engine.
+Under xdist every test file that uses the mark `engine` lands on one worker and shares that engine; so do those with
+the fixture `ray_site` and their Ray.
 """
 
 from __future__ import annotations
@@ -45,24 +46,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"ask for it with -m {name}"))
 
 
-class OneEngineScheduling(LoadScopeScheduling):
-    """Sends every file that uses the shared engine to one worker, and any other test anywhere.
+class SharingScheduling(LoadScopeScheduling):
+    """Sends every file that uses the shared engine to one worker, those with the shared Ray to one, and any other test
+    anywhere.
 
     xdist's own `xdist_group` does nothing with pytest 9.2 (pytest-xdist issue 1386).
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "engine" if _uses_engine(self.config.rootpath / file) else nodeid
+        return _shares(self.config.rootpath / nodeid.partition("::")[0]) or nodeid
 
 
 @functools.cache
-def _uses_engine(file: Path) -> bool:
-    return "pytest.mark.engine" in file.read_text()
+def _shares(file: Path) -> str:
+    """What the tests of a file share with those of others; empty if nothing."""
+    text = file.read_text()
+    return "engine" if "pytest.mark.engine" in text else "ray" if "ray_site" in text else ""
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneEngineScheduling:
-    return OneEngineScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> SharingScheduling:
+    return SharingScheduling(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

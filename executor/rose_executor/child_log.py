@@ -18,6 +18,7 @@ _NOISE = re.compile(
     _PROCESS + r"(?:(?:DEBUG|INFO|WARNING) \d\d-\d\d |INFO: )"  # vLLM, uvicorn
     r"|^W\d{4} \d\d:|^\[W\d{4} \d\d:"  # torch
     r"|^.+:\d+: \w*Warning: "  # Python's own, followed by the indented line that it is about
+    r'|^\{"part": "engine", "request_id": '  # ours, of ended requests
     r"|it/s\]|\?it/s\]"  # bars of progress
 )
 _PYTHON_WARNING = re.compile(r"^.+:\d+: \w*Warning: ")

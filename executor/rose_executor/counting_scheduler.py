@@ -1,4 +1,4 @@
-"""vLLM's scheduler, writing every token that it accepts to the token page.
+"""vLLM's scheduler, writing every token that it accepts to the token page, and every ended request to the log.
 
 Invariants
 - Counted is what `_update_request_with_output` keeps: trimmed at the stop, without drafts that were rejected
@@ -17,6 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from rose.errors import EngineError
 from rose_executor.engine_env import EngineEnv
 from rose_executor.request_id import external_request_id
+from rose_executor.request_log import log_ended
 from rose_executor.token_page import PageWriter
 
 # Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
@@ -55,7 +56,14 @@ class Counting:
         return kept, stopped
 
     def _free_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        self.token_page.finish(external_request_id(request.request_id))
+        request_id = external_request_id(request.request_id)
+        log_ended(
+            request_id,
+            self.token_page.finish(request_id),
+            arrived_s=request.arrival_time,
+            set_back=request.num_preemptions,
+            why=str(request.get_finished_reason()),
+        )
         return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
 
 

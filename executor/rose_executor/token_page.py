@@ -145,8 +145,8 @@ class PageWriter:
         slot.last_version = self.version
         self._commit(at)
 
-    def finish(self, request_id: str) -> None:
-        """The request will get no more tokens. One that never got any is put on the page with none.
+    def finish(self, request_id: str) -> RequestCount:
+        """The request will get no more tokens; what it got. One that never got any is put on the page with none.
 
         Raises EngineError as `add` does.
         """
@@ -156,6 +156,7 @@ class PageWriter:
         self._slots[at].state = _FINISHED
         self._finished.append(at)
         self._commit(at)
+        return _count_of(self._slots[at])
 
     def close(self) -> None:
         self._words.release()

@@ -27,6 +27,7 @@ RELIED_ON: tuple[Reliance, ...] = (
     ("vllm.v1.core.block_pool", "BlockHashToBlockMap", ()),
     ("vllm.v1.core.kv_cache_utils", "KVCacheBlock.reset_hash", ()),
     ("vllm.v1.request", "Request.update_block_hashes", ()),
+    ("vllm.v1.request", "Request.get_finished_reason", ()),
     ("vllm.v1.engine.core", "EngineCore.collective_rpc", ("method", "args")),
     ("vllm.v1.engine.core", "EngineCore.reset_prefix_cache", ("reset_running_requests",)),
     ("vllm.v1.engine.core", "EngineCore.set_weight_version", ("weight_version",)),

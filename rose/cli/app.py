@@ -71,6 +71,7 @@ def _rose(
       rose run job.toml
       rose status --watch             what all runs are doing, and waiting for
       rose dashboard                  the same in a browser, with charts
+      rose trace s3g0-1               what all logs say of one trajectory
     """
 
 
@@ -150,6 +151,31 @@ def dashboard(
     from rose.cli.dashboard import dashboard_command
 
     dashboard_command(port, out)
+
+
+@app.command()
+def trace(
+    trajectory: Annotated[
+        str, typer.Argument(metavar="TRAJECTORY", help="Its id, such as s3g0-1; a group's works too.")
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="DIR", help="Output folder of the run; the newest in runs/ if left out."),
+    ] = None,
+) -> None:
+    """Follow one trajectory through all logs.
+
+    Lines of the run, its scheduler, engines and environments, and of the executors and other services whose folders
+    lie beside the run's, in the order in which it happened.
+
+    \b
+    Examples:
+      rose trace s3g0-1
+      rose trace e0-17 --run /data/runs/frozen-lake-20260801-120344-1f0a
+    """
+    from rose.cli.trace import trace_command
+
+    trace_command(trajectory, run)
 
 
 @app.command()

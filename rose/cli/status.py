@@ -1,4 +1,4 @@
-"""`rose status`: every run of this user, its parts, and its named waits."""
+"""`rose status`: every run and service of this user, their parts, and their named waits."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Any
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from rose.cli.frame import printable
 from rose.cli.terminal import console
+from rose.cli.together import short_names, together
 from rose.errors import ConfigError
 from rose.runs import list_runs, runtime_root
 from rose.status import Fact, Liveness, Page, RunStatus, alike, read_status, whom
@@ -59,25 +61,40 @@ def _watch(root: Path) -> None:
 
 
 def render(root: Path, runs: list[RunStatus], now_s: float) -> RenderableType:
-    """All runs as of `now_s`, for a terminal."""
+    """All runs as of `now_s`, for a terminal: those that belong together in one block, the dead after the others."""
     if not runs:
         return Text(f"no runs (looked in {root})")
-    return Group(*(_run(one, now_s) for one in runs))
+    alive = [one for one in runs if one.liveness is not Liveness.DEAD]
+    dead = [one for one in runs if one.liveness is Liveness.DEAD]
+    return Group(*(_block(group, now_s) for group in together(alive)), *(_dead(one) for one in dead))
 
 
-def _run(status: RunStatus, now_s: float) -> RenderableType:
-    head = Text.assemble(
+def _block(group: list[RunStatus], now_s: float) -> RenderableType:
+    """One table of parts and one of waits for all services of a job."""
+    heads: list[RenderableType] = []
+    pages: dict[str, Page] = {}
+    names = short_names(group) if len(group) > 1 else {}
+    for status in group:
+        heads.append(_head(status))
+        if status.page is not None:
+            heads.append(_facts(status.page))
+            pages[names.get(status.run_id, "")] = status.page
+    if not pages:
+        return Group(*heads, Text())
+    return Group(*heads, _parts(pages, now_s), _waits(pages, now_s), Text())
+
+
+def _dead(status: RunStatus) -> RenderableType:
+    return Group(_head(status), *([] if status.page is None else [_last_words(status.page)]), Text())
+
+
+def _head(status: RunStatus) -> Text:
+    return Text.assemble(
         (printable(status.run_id), "bold"),
         "  ",
         (status.liveness.value, _COLOURS[status.liveness]),
         f"  {_said(status)}",
     )
-    page = status.page
-    if page is None:
-        return Group(head, Text())
-    if status.liveness is Liveness.DEAD:
-        return Group(head, _last_words(page), Text())
-    return Group(head, _facts(page), _parts(page, now_s), _waits(page, now_s), Text())
 
 
 def _last_words(page: Page) -> RenderableType:
@@ -100,7 +117,7 @@ def _said(status: RunStatus) -> str:
 
 
 def _facts(page: Page) -> RenderableType:
-    return Text(_pairs(page.facts), "dim")
+    return Padding(Text(_pairs(page.facts).lstrip(), "dim"), (0, 0, 0, 2))
 
 
 def _pairs(facts: Mapping[str, Fact]) -> str:
@@ -111,25 +128,39 @@ def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
 
 
-def _parts(page: Page, now_s: float) -> RenderableType:
+def _parts(pages: Mapping[str, Page], now_s: float) -> RenderableType:
+    """`pages` by what their services are called here."""
+    if not any(page.parts for page in pages.values()):
+        return Text("  no part has reported yet")
     table = _table("part", "state", "for", "detail")
-    for part in page.parts:
-        row = (part.name, part.state, _seconds(now_s - part.since_s), part.detail)
-        table.add_row("", *(Text(printable(cell)) for cell in row))
-    return table if page.parts else Text("  no part has reported yet")
+    for name, page in pages.items():
+        for place, part in enumerate(page.parts):
+            row = (part.name, part.state, _seconds(now_s - part.since_s), part.detail)
+            table.add_row(_named(name, place), *(Text(printable(cell)) for cell in row))
+    return table
 
 
-def _waits(page: Page, now_s: float) -> RenderableType:
-    if not page.waits:
+def _waits(pages: Mapping[str, Page], now_s: float) -> RenderableType:
+    if not any(page.waits for page in pages.values()):
         return Text("  waits for nothing")
     table = _table("waits for", "from", "for", "deadline")
-    for group in alike(page.waits):
-        oldest, first_due = group[0], min(wait.deadline_s for wait in group)
-        left_s = first_due - now_s
-        deadline = f"in {_seconds(left_s)}" if left_s >= 0 else f"{_seconds(-left_s)} ago"
-        cells = (oldest.what, whom(group), _seconds(now_s - oldest.since_s))
-        table.add_row("", *(Text(printable(cell)) for cell in cells), Text(deadline, "" if left_s >= 0 else "bold red"))
+    for name, page in pages.items():
+        for place, group in enumerate(alike(page.waits)):
+            oldest, first_due = group[0], min(wait.deadline_s for wait in group)
+            left_s = first_due - now_s
+            deadline = f"in {_seconds(left_s)}" if left_s >= 0 else f"{_seconds(-left_s)} ago"
+            cells = (oldest.what, whom(group), _seconds(now_s - oldest.since_s))
+            table.add_row(
+                _named(name, place),
+                *(Text(printable(cell)) for cell in cells),
+                Text(deadline, "" if left_s >= 0 else "bold red"),
+            )
     return table
+
+
+def _named(name: str, place: int) -> Text:
+    """A service is named once, at the first of its rows."""
+    return Text("" if place else printable(name), "dim")
 
 
 def _table(*columns: str) -> Table:

@@ -27,7 +27,7 @@ class StepResult:
     `reward` is of this step alone, from -1e6 to 1e6, and includes whatever the environment charges for a
     `malformed` action (one that it could not read). `terminated`: the task ended by itself; `truncated`: it was
     cut short, for instance by a limit of turns. `success` is the task's own verdict, false until reached. `info`
-    is for logs.
+    is the environment's own: it does not leave the worker that plays the episode.
     """
 
     observation: str

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -148,12 +149,17 @@ class EnvironmentHost:
 
 
 class Episode:
-    """One running environment. Calls must not overlap; after a failure only `close` may follow."""
+    """One running environment. Calls must not overlap; after a failure only `close` may follow.
+
+    `steps` were asked for so far, and took `step_s` seconds together.
+    """
 
     def __init__(self, host: EnvironmentHost, episode_id: str) -> None:
         self.episode_id = episode_id
         self.system_prompt = ""
         self.first_observation = ""
+        self.steps = 0
+        self.step_s = 0.0
         self._host = host
         self._whom = f"environment {episode_id}"
         self._thread = EpisodeThread(self._whom)
@@ -174,8 +180,13 @@ class Episode:
         """Act. Raises EnvironmentFailed if the environment does, or if it failed or was closed before."""
         if self._ended or self._environment is None:
             raise EnvironmentFailed(f"{self._whom}: stepped after it {self._ended}")
-        act = partial(self._environment.step, action)
-        return await self._call("step", self._host.settings.step_timeout_s, act, checked_step)
+        self.steps += 1
+        started_s = time.monotonic()
+        try:
+            act = partial(self._environment.step, action)
+            return await self._call("step", self._host.settings.step_timeout_s, act, checked_step)
+        finally:
+            self.step_s += time.monotonic() - started_s
 
     async def close(self) -> None:
         """Close the environment; never raises, and does nothing the second time.

@@ -1,11 +1,10 @@
-"""Geometry of what the report draws without a script: the token ledger and the timeline, in percent of their width."""
+"""Geometry of the token ledger, which the report draws without a script, in percent of its width."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from rose.report.model import LedgerSummary, Phase
+from rose.report.model import LedgerSummary
 
 MEANINGS = {
     "trained": ("blue", "Entered an update."),
@@ -18,9 +17,6 @@ MEANINGS = {
     "unreceived": ("black", "Sampled by an engine that was lost before they arrived."),
     "in-flight": ("green", "Still under way when the report was written."),
 }
-PHASE_COLOURS = {"rollout": "blue", "train": "orange", "publish": "green", "apply": "purple", "evaluation": "sky"}
-THINNEST_PERCENT = 0.15
-"""A stretch of the timeline is never drawn thinner than this, or a short publish would vanish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,45 +45,3 @@ def account_bars(ledger: LedgerSummary) -> list[AccountBar]:
         bars.append(AccountBar(name, colour, meaning, tokens, left, width))
         left += width
     return bars
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """All stretches of one phase as (left, width) in percent of the run, and their sum in seconds."""
-
-    name: str
-    colour: str
-    total_s: float
-    stretches: list[tuple[float, float]]
-
-
-def lanes(phases: tuple[Phase, ...], wall_s: float) -> list[Lane]:
-    """One lane per phase name, in order of first start."""
-    whole = _whole(phases, wall_s)
-    found: dict[str, list[Phase]] = {}
-    for phase in sorted(phases, key=lambda phase: phase.start_s):
-        found.setdefault(phase.name, []).append(phase)
-    return [
-        Lane(
-            name,
-            PHASE_COLOURS.get(name, "grey"),
-            sum(phase.end_s - phase.start_s for phase in group),
-            [
-                (100 * phase.start_s / whole, max(THINNEST_PERCENT, 100 * (phase.end_s - phase.start_s) / whole))
-                for phase in group
-            ],
-        )
-        for name, group in found.items()
-    ]
-
-
-def ticks(phases: tuple[Phase, ...], wall_s: float) -> list[tuple[float, float]]:
-    """(percent, seconds) of round times along the run, about five of them."""
-    whole = _whole(phases, wall_s)
-    steps = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600)
-    step = next((step for step in steps if whole / step <= 6), 3600 * math.ceil(whole / 3600 / 6))
-    return [(100 * at / whole, at) for at in range(0, int(whole) + 1, step)]
-
-
-def _whole(phases: tuple[Phase, ...], wall_s: float) -> float:
-    return max(1e-9, wall_s, *(phase.end_s for phase in phases))

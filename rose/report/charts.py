@@ -13,9 +13,12 @@ from typing import Any, Literal
 from rose.report.model import RunReport, Step
 from rose.report.words import tiny
 
+Kind = Literal["line", "steps", "stack", "area"]
+"""`stack` is of bars and `area` of stretches, both on top of one another; `steps` holds a value until the next."""
+
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class Line:
     """`colour` names a colour of the page; `low` and `high` are the ends of an error bar at each x."""
 
     label: str
@@ -35,20 +38,24 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """`unit` is "%" (values are fractions), "s", "ms", "nats" or "" for a number without one."""
+    """`unit` is "%" (values are fractions), "s", "ms", "nats", "tokens/s" or "" for a number without one.
+
+    With `x_time`, x is in seconds after the run began.
+    """
 
     chart_id: str
     title: str
     says: str
     x_label: str
     unit: str
-    x: list[int]
-    series: list[Series]
-    kind: Literal["line", "stack"] = "line"
+    x: list[int] | list[float]
+    series: list[Line]
+    kind: Kind = "line"
     scale: Literal["linear", "log"] = "linear"
     top: float | None = None
     limit: Limit | None = None
     wide: bool = False
+    x_time: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,8 +70,8 @@ def success_chart(report: RunReport) -> Chart | None:
         return None
     at = [held_out.get(step) for step in x]
     series = [
-        Series("training tasks", "blue", [training.get(step) for step in x]),
-        Series(
+        Line("training tasks", "blue", [training.get(step) for step in x]),
+        Line(
             "held-out tasks, 95 % interval",
             "vermilion",
             [None if one is None else one.success for one in at],
@@ -86,7 +93,7 @@ def time_chart(report: RunReport) -> Chart | None:
         ("publish", "green", lambda step: step.publish_s),
         ("apply", "purple", lambda step: step.apply_s),
     ]
-    series = [Series(label, colour, [read(step) for step in report.steps]) for label, colour, read in activities]
+    series = [Line(label, colour, [read(step) for step in report.steps]) for label, colour, read in activities]
     says = "How long each training step took, and on what."
     x = [step.step for step in report.steps]
     return Chart("time", "Time per step", says, "step", "s", x, series, kind="stack", wide=True)
@@ -201,6 +208,6 @@ def _over_steps(
         values = [value if value is not None and value > 0 else None for value in values]
     if all(value is None for value in values):
         return None
-    series = [Series("value", "blue", values)]
+    series = [Line("value", "blue", values)]
     x = [step.step for step in steps]
     return Chart(chart_id, title, says, "step", unit, x, series, scale=scale, limit=limit)

@@ -79,7 +79,7 @@ class Serving(Row):
     slo_tpot_ms: Annotated[float, Field(gt=0)]
     slo_ttft_factor: float
     slo_tpot_factor: float
-    objective: Fraction = 0.99
+    objective: Annotated[float, Field(gt=0, lt=1)] = 0.99
     alone: LatencyFigures
     shared: LatencyFigures
 

@@ -16,11 +16,15 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from rose.report.bars import account_bars, lanes, ticks
+from rose.report.bars import account_bars
 from rose.report.charts import step_charts, success_chart, time_chart
+from rose.report.claim import claim
+from rose.report.comparison import budget, comparisons
 from rose.report.model import RunReport, Sample
+from rose.report.serving_charts import colours, latency_charts, memory_and_version_charts, share_charts
 from rose.report.tables import number_tables
-from rose.report.words import duration, moment, percent, seconds, tiny
+from rose.report.timeline import timeline
+from rose.report.words import clock, duration, kept, milliseconds, moment, percent, ratio, seconds, tiny
 
 SCRIPTS = ("uplot/uPlot.iife.min.js", "report.js")
 STYLES = ("uplot/uPlot.min.css", "report.css")
@@ -32,6 +36,7 @@ def render_html(report: RunReport) -> str:
     styles = [_asset(name) for name in STYLES]
     wide = [chart for chart in (success_chart(report), time_chart(report)) if chart is not None]
     small = step_charts(report)
+    latency, share, device = latency_charts(report), share_charts(report), memory_and_version_charts(report)
     return (
         _templates()
         .get_template("template.html.jinja")
@@ -42,10 +47,18 @@ def render_html(report: RunReport) -> str:
             policy=_policy(scripts, styles),
             wide_charts=wide,
             small_charts=small,
-            chart_data={chart.chart_id: chart.to_json() for chart in (*wide, *small)},
+            latency_charts=latency,
+            share_charts=share,
+            device_charts=device,
+            chart_data={chart.chart_id: chart.to_json() for chart in (*latency, *share, *wide, *device, *small)},
+            claim=claim(report),
+            comparisons=[] if report.serving is None else comparisons(report.serving),
+            budget=None if report.serving is None else budget(report.serving),
+            colours=colours(report),
+            lent=any(engine.kind == "lent" for engine in report.engines),
             accounts=account_bars(report.ledger),
-            lanes=lanes(report.phases, report.wall_s),
-            ticks=ticks(report.phases, report.wall_s),
+            timeline=timeline(report),
+            guest_faults=guest_faults(report),
             sample_pairs=sample_pairs(report.samples),
             tables=number_tables(report),
             job_rows=list(flat(report.job)),
@@ -60,6 +73,19 @@ def sample_pairs(samples: tuple[Sample, ...]) -> list[tuple[int, Sample | None, 
     for sample in samples:
         pairs.setdefault(sample.task_seed, {}).setdefault(sample.when, sample)
     return [(seed, pair.get("before"), pair.get("after")) for seed, pair in pairs.items()]
+
+
+def guest_faults(report: RunReport) -> list[tuple[int, str]]:
+    """How often the guest was restarted or cut back, in words; what never happened is left out."""
+    sharing = report.sharing
+    if sharing is None:
+        return []
+    counts = [
+        (sharing.guest_restarts, "restart", "of the guest engine"),
+        (sharing.preemptions, "request", "of the guest lost memory to serving and computed it again"),
+        (sharing.starvations, "time", "that the guest had too little memory for a single request"),
+    ]
+    return [(count, f"{noun if count == 1 else noun + 's'} {words}") for count, noun, words in counts if count]
 
 
 def flat(facts: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -93,5 +119,6 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(percent=percent, duration=duration, seconds=seconds, tiny=tiny, moment=moment)
+    for words in (clock, duration, kept, milliseconds, moment, percent, ratio, seconds, tiny):
+        environment.filters[words.__name__] = words
     return environment

@@ -64,7 +64,8 @@ class Step(Row):
     `changed_fraction` is the share of bf16 weights that differ from the version before. `pause_ms` is how long the
     engine sampled nothing while it changed version. `parity_max` is the largest difference of a log-prob between the
     live engine and a fresh one (nats), None where it was not checked; `logprob_mismatch_max` that between trainer and
-    engine on the sampled tokens.
+    engine on the sampled tokens. `reference_kl` is how far the policy that sampled had moved from the first one (nats
+    per token, estimated).
     """
 
     step: Annotated[int, Field(ge=1)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rose.report.coserving import Serving
 from rose.report.model import Evaluation, RunReport
 
 
@@ -18,6 +20,10 @@ def summary_lines(report: RunReport, out_dir: Path | None) -> list[str]:
     if report.success_gain is not None:
         lines.append(f"  after      {evaluation_words(report.evaluations[-1])}")
         lines.append(f"  gain       {100 * report.success_gain:+.1f} points")
+    if report.guest_share:
+        lines.append(f"  lent       {percent(report.guest_share)} of the rollout tokens came from lent engines")
+    if report.serving is not None:
+        lines.append(f"  serving    {serving_words(report.serving)}")
     parity = "not checked"
     if report.parity_max is not None:
         parity = f"{tiny(report.parity_max)}, limit {tiny(report.parity_tolerance)}"
@@ -46,6 +52,19 @@ def evaluation_words(evaluation: Evaluation) -> str:
     return f"{words}, {evaluation.failed} more failed" if evaluation.failed else words
 
 
+def serving_words(serving: Serving) -> str:
+    ttft, tpot = serving.ratios["ttft_p95"], serving.ratios["tpot_p95"]
+    words = f"p95 of the first token {_ratio(ttft)} of alone, per token {_ratio(tpot)}"
+    if serving.shared.slo_kept is None:
+        return f"{words}; no request judged the SLO"
+    verdict = "kept" if serving.slo_met else "MISSED"
+    return f"{words}; SLO {verdict}: {kept(serving.shared.slo_kept)} of requests within it"
+
+
+def _ratio(value: float | None) -> str:
+    return "–" if value is None else ratio(value)
+
+
 def duration(elapsed_s: float) -> str:
     """1:05 for minutes and seconds, 1:01:05 from an hour on."""
     minutes, rest = divmod(int(elapsed_s), 60)
@@ -57,11 +76,33 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.0f} %" if fraction in (0.0, 1.0) or fraction >= 0.095 else f"{100 * fraction:.1f} %"
 
 
+def kept(fraction: float) -> str:
+    """A share that was kept, to a tenth of a percent and never rounded up: 99.96 % is not 100 %."""
+    return "100 %" if fraction == 1 else f"{math.floor(1000 * fraction) / 10:.1f} %"
+
+
+def ratio(value: float) -> str:
+    """Of two measured times, as 1.03×."""
+    return f"{value:.2f}×"
+
+
+def clock(at_s: float) -> str:
+    """A moment as `duration` says it, with its sign before the run began."""
+    return f"−{duration(-at_s)}" if at_s <= -1 else duration(at_s)
+
+
 def seconds(value: float | None) -> str:
     """To a tenth of a second, or a hundredth below one second; a dash where it was not measured."""
     if value is None:
         return "-"
     return f"{value:.2f} s" if value < 1 else f"{value:.1f} s"
+
+
+def milliseconds(value: float | None) -> str:
+    """With three digits that count, whole from 100 ms on; a dash where it was not measured."""
+    if value is None:
+        return "–"
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
 
 
 def tiny(value: float) -> str:

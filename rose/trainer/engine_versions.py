@@ -1,6 +1,6 @@
 """Stores the versions of a run and sees its engines brought to them: the driver of the version state.
 
-The run's own engine reads the store itself; engines that are lent fetch from the servers that offer it.
+The run's own engine reads the store itself; engines that are lent fetch from the server that offers it.
 
 Invariants
 - Whoever fetches what is retired meanwhile is told so, and takes the next; what is retired here waits for nobody.
@@ -48,14 +48,14 @@ from rose.version_events import (
 from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
-from rose_transfer.distribution import MakeServer
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.layout.layout import Parameter
 from rose_transfer.snapshot import Snapshot, check_tensors, model_shapes
 from rose_transfer.store import Store
 from rose_transfer.store.buckets import pack
 from rose_transfer.store.packing import pack_whole
-from rose_transfer.transport.interface import ObjectServer
+from rose_transfer.transport.interface import ObjectSource
+from rose_transfer.transport.tcp import LOOPBACK, TcpServer
 
 log = logger("engine versions")
 PUBLISHED_DTYPE = "bfloat16"
@@ -101,8 +101,8 @@ class _Observed:
 class EngineVersions:
     """One store of versions in `folder`, one supervised engine. `run` must run for anything else to happen.
 
-    What is published are the tensors of the model folder `base_dir`, in bfloat16. `serve` makes the servers that offer
-    it elsewhere. Raises TransferError if another process publishes there.
+    What is published are the tensors of the model folder `base_dir`, in bfloat16. `serve` makes the server that offers
+    them to lent engines. Raises TransferError if another process publishes there.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class EngineVersions:
         keep: int,
         supervisor: EngineSupervisor,
         waits: WaitBoard,
-        serve: Sequence[MakeServer] = (),
+        serve: Callable[[ObjectSource], TcpServer],
     ) -> None:
         self._shapes = model_shapes(base_dir)
         self._store = Store(folder / "store")
-        self._outlet = Outlet(self._store, serve)
+        self._outlet = Outlet(self._store, [serve])
         self._folders = VersionFolders(folder / "folders", self._store, base_dir)
         self._announced = -1
         self._packing = pack_whole({name: Parameter(shape, PUBLISHED_DTYPE) for name, shape in self._shapes.items()})
@@ -137,10 +137,12 @@ class EngineVersions:
     def stop(self) -> None:
         self._driver.stop()
 
-    async def open(self) -> tuple[ObjectServer, ...]:
-        """Start the servers, in the order of `serve`. Raises ClusterError if an address cannot be bound."""
+    async def open(self) -> str:
+        """Start the server; its address. Raises ClusterError if that cannot be bound."""
         await self._outlet.open()
-        return self._outlet.servers
+        (server,) = self._outlet.servers
+        assert isinstance(server, TcpServer)
+        return f"{LOOPBACK}:{server.port}"
 
     async def close(self) -> None:
         """Let go of the store, in which nothing is written any more. What is stored stays."""

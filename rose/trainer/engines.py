@@ -80,7 +80,7 @@ class Engines:
                 group.create_task(engine.run(), name=f"counts of {engine.engine_id}")
 
     async def close(self) -> None:
-        """Have the last counts of lent engines booked: when nothing is sampled any more, before the books are closed."""
+        """Have the last counts of lent engines booked: once nothing is sampled, before the books are closed."""
         await asyncio.gather(*(self._settle(engine) for engine in self._lent.values()))
         for source in self._sources.values():
             await source.close()

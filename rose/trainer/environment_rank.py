@@ -19,9 +19,15 @@ from rose.env.contract import StepResult, load_environment
 from rose.env.host import EnvironmentHost, Episode, HostSettings
 from rose.errors import EnvironmentFailed
 from rose.logs import bound, logger
+from rose.trainer.line import Answering
 from rose.waits import WaitBoard
 
 log = logger("environment")
+
+
+def answering_environment(config: EnvironmentConfig, path: Sequence[str]) -> Answering:
+    """An `EnvironmentRank` at the far end of a line."""
+    return Answering(EnvironmentRank(config, path))
 
 
 class EnvironmentRank:
@@ -42,6 +48,9 @@ class EnvironmentRank:
             opening = self._opening[key] = asyncio.ensure_future(self._host.open(seed, episode_id))
             try:
                 episode = self._episodes[key] = await opening
+            except EnvironmentFailed as error:
+                log.info("episode fails", why=error.what)
+                raise
             finally:
                 del self._opening[key]
         return str.__str__(episode.system_prompt), str.__str__(episode.first_observation)
@@ -52,9 +61,13 @@ class EnvironmentRank:
         if episode is None:
             raise EnvironmentFailed("an episode was stepped after it was closed")
         with bound(trajectory_id=episode.episode_id):
-            result = await episode.step(action)
-        if result.over:
-            self._close(key)
+            try:
+                result = await episode.step(action)
+            except EnvironmentFailed as error:
+                log.info("episode fails", steps=episode.steps, why=error.what)
+                raise
+            if result.over:
+                self._close(key)
         return StepResult(
             str.__str__(result.observation),
             float(result.reward),
@@ -81,6 +94,8 @@ class EnvironmentRank:
             self._opening[key].cancel()
         episode = self._episodes.pop(key, None)
         if episode is not None:
+            with bound(trajectory_id=episode.episode_id):
+                log.info("episode closes", steps=episode.steps, step_s=round(episode.step_s, 3))
             closing = asyncio.ensure_future(episode.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)

@@ -1,8 +1,8 @@
 """One process that plays episodes, seen from the run; a new one takes its place when it is lost.
 
 Invariants
-- A worker that dies, or does not answer long after the environment's own deadline, costs the episodes that it had
-  open, each of which fails as an environment does. The next episode gets a new process.
+- A worker that dies, or answers nothing at all any more, costs the episodes that it had open, each of which fails as an
+  environment does. The next episode gets a new process.
 - Of several episodes that wait for the new process, one starts it.
 """
 
@@ -16,13 +16,15 @@ from typing import Any
 from rose.config import EnvironmentConfig
 from rose.errors import ClusterError, DeadlineExceeded, EnvironmentFailed, RoseError
 from rose.logs import logger
-from rose.trainer.environment_rank import EnvironmentRank
+from rose.trainer.environment_rank import answering_environment
+from rose.trainer.line import Line
 from rose.trainer.rank import Rank
+from rose.waits import WaitBoard
 
 log = logger("environment")
 
 PATIENCE_S = 30.0
-"""How much later than the environment's own deadline a worker may answer. One that does not is stuck as a whole."""
+"""How much later than its deadline a worker may answer: on a full machine it gets few turns."""
 END_TIMEOUT_S = 15.0
 """More than the deadlines of the closes that it is made of."""
 
@@ -38,6 +40,7 @@ class EnvironmentWorker:
         name: str,
         make: Callable[[], Rank],
         config: EnvironmentConfig,
+        waits: WaitBoard,
         told: Callable[[str, str], None],
         start_timeout_s: float,
     ) -> None:
@@ -46,32 +49,32 @@ class EnvironmentWorker:
         self.lost = 0
         self._make = make
         self._config = config
+        self._waits = waits
         self._told = told
         self._start_timeout_s = start_timeout_s
-        self._starting: asyncio.Task[Rank] | None = None
+        self._starting: asyncio.Task[Line] | None = None
 
     async def start(self) -> None:
         """Raises ConfigError if the environment cannot be loaded there, ClusterError or DeadlineExceeded."""
         await self._live()
 
-    async def ready(self, whom: str) -> Rank:
+    async def ready(self, whom: str) -> Line:
         """The process that lives now, a new one if the last was lost. Raises EnvironmentFailed if none starts."""
         try:
             return await self._live()
         except RoseError as error:
             raise EnvironmentFailed(f"{whom}: {self.name} does not start: {error.what}", to_do=error.to_do) from error
 
-    async def call(self, rank: Rank, method: str, *arguments: Any, what: str, whom: str, timeout_s: float) -> Any:
-        """See `Rank.call`. Whatever goes wrong raises EnvironmentFailed."""
-        timeout_s += PATIENCE_S
+    async def call(self, line: Line, method: str, *arguments: Any, what: str, whom: str, timeout_s: float) -> Any:
+        """What a method of the worker's `EnvironmentRank` returns. Whatever goes wrong raises EnvironmentFailed."""
+        if line.rank.dead:
+            raise EnvironmentFailed(f"{whom}: {self.name} is dead")
+        answer = line.call(method, *arguments)
         try:
-            return await rank.call(method, *arguments, what=what, whom=whom, timeout_s=timeout_s)
-        except DeadlineExceeded as error:
-            self._lose(rank, f"it did not answer for {timeout_s:g} s")
-            raise EnvironmentFailed(error.what, to_do=error.to_do) from error
-        except ClusterError as error:
-            if rank.dead:
-                self._lose(rank, error.what)
+            return await self._waits.within(answer, what, whom, timeout_s + PATIENCE_S, boundary="environment")
+        except (ClusterError, DeadlineExceeded) as error:
+            if line.rank.dead or (isinstance(error, DeadlineExceeded) and error.boundary == "cluster"):
+                self._lose(line, error.what)
             raise EnvironmentFailed(f"{whom}: {error.what}", to_do=error.to_do) from error
 
     async def end(self) -> None:
@@ -83,16 +86,18 @@ class EnvironmentWorker:
             starting.cancel()
             await asyncio.wait([starting])
         elif starting.exception() is None:
-            rank = starting.result()
+            line = starting.result()
+            closing = line.call("end")
             try:
-                await rank.call("end", what="end of its episodes", timeout_s=END_TIMEOUT_S)
+                await self._waits.within(closing, "end of its episodes", self.name, END_TIMEOUT_S, boundary="cluster")
             except RoseError as error:
                 log.warning("episodes are not closed", why=error.what)
             finally:
-                rank.kill()
+                line.rank.kill()
+                await line.close()
         self._told("ended", "")
 
-    async def _live(self) -> Rank:
+    async def _live(self) -> Line:
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
         starting = self._starting
@@ -103,26 +108,27 @@ class EnvironmentWorker:
                 self._starting = None
             raise
 
-    async def _start(self) -> Rank:
+    async def _start(self) -> Line:
         self._told("starting", self._losses())
         rank = self._make()
         try:
-            pid = await rank.start(EnvironmentRank, self._config, list(sys.path), timeout_s=self._start_timeout_s)
+            path, timeout_s = list(sys.path), self._start_timeout_s
+            pid = await rank.start(answering_environment, self._config, path, timeout_s=timeout_s)
         except BaseException:
             rank.kill()
             self._told("dead", self._losses())
             raise
         self._told("ready", f"process {pid}{self._losses()}")
-        return rank
+        return Line(rank, PATIENCE_S)
 
-    def _lose(self, rank: Rank, why: str) -> None:
+    def _lose(self, line: Line, why: str) -> None:
         """Once for each process, however many of its episodes tell of it."""
         starting = self._starting
-        if starting is None or not starting.done() or starting.exception() or starting.result() is not rank:
+        if starting is None or not starting.done() or starting.exception() or starting.result() is not line:
             return
         self._starting = None
         self.lost += 1
-        rank.kill()
+        line.rank.kill()
         log.warning("environment worker lost", worker=self.name, episodes=self.episodes, why=why)
         self._told("dead", why)
 

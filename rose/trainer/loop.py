@@ -19,6 +19,7 @@ from typing import Literal
 from rose.config import Job
 from rose.errors import EngineError
 from rose.ledger import Account
+from rose.logs import logger
 from rose.records import Group, Outcome, Purpose, Trajectory
 from rose.report.model import Step
 from rose.trainer.alarm import AlarmSettings, MalformedAlarm
@@ -32,6 +33,8 @@ from rose.trainer.policy import Weights, changed_fraction
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.update_stats import UpdateStats
+
+log = logger("trainer")
 
 APPLY_TIMEOUT_S = 120.0
 BARREN_STEPS_MAX = 3
@@ -91,6 +94,7 @@ class TrainingLoop:
         sampled = await self._roll_out(step)
         self._watch_actions(step - 1, sampled.trajectories)
         stats, reference_kl, train_s = await self._train(sampled.trajectories)
+        _tell(step, stats)
         weights = await self._parts.actor.weights()
         changed = changed_fraction(self._published, weights)
         self._published = weights
@@ -234,3 +238,13 @@ class TrainingLoop:
                 model_bytes=published.model_bytes,
             )
         )
+
+
+def _tell(version: int, stats: UpdateStats) -> None:
+    """Log which trajectories the update of `version` took in, and which not: the end of each one's story."""
+    taken = {"trained": stats.trained, "zero_variance": stats.zero_variance, "left_out": stats.left_out}
+    log.info(
+        "update",
+        version=version,
+        **{what: [trajectory.trajectory_id for trajectory in those] for what, those in taken.items()},
+    )

@@ -1,7 +1,7 @@
 """Episodes that are played in worker processes: what foreign code does to its process, it does not do to the run.
 
 Invariants
-- A step costs one call, an opening one, a close none that is waited for.
+- An opening costs one call, a step one, a close none that is waited for; calls share messages (`line`).
 - An episode stays in the worker that opened it; a new one goes to the worker that has the fewest.
 """
 
@@ -19,12 +19,13 @@ from rose.env.contract import StepResult
 from rose.errors import EnvironmentFailed
 from rose.trainer.all_of import all_of
 from rose.trainer.environment_worker import EnvironmentWorker
+from rose.trainer.line import Line
 from rose.trainer.rank import Rank
 from rose.waits import WaitBoard
 
 _keys = itertools.count()
-_BESIDES = 64
-"""Calls that a worker takes beyond one for each episode: closes, its own end."""
+_AT_ONCE = 4
+"""Messages that a worker takes at once: one waits for answers, the others are short."""
 
 
 class RemoteEpisodes:
@@ -40,18 +41,18 @@ class RemoteEpisodes:
         worker = min(self._workers, key=lambda one: one.episodes)
         whom, key = f"environment {episode_id}", next(_keys)
         worker.episodes += 1
-        rank: Rank | None = None
+        line: Line | None = None
         try:
-            rank = await worker.ready(whom)
+            line = await worker.ready(whom)
             texts = await worker.call(
-                rank, "open", key, seed, episode_id, what="reset", whom=whom, timeout_s=self._open_timeout_s
+                line, "open", key, seed, episode_id, what="reset", whom=whom, timeout_s=self._open_timeout_s
             )
         except BaseException:
             worker.episodes -= 1
-            if rank is not None and not rank.dead:
-                rank.post("close", key)
+            if line is not None:
+                line.post("close", key)
             raise
-        return RemoteEpisode(worker, rank, key, whom, texts, self.step_timeout_s)
+        return RemoteEpisode(worker, line, key, whom, texts, self.step_timeout_s)
 
 
 class RemoteEpisode:
@@ -60,7 +61,7 @@ class RemoteEpisode:
     def __init__(
         self,
         worker: EnvironmentWorker,
-        rank: Rank,
+        line: Line,
         key: int,
         whom: str,
         texts: tuple[str, str],
@@ -68,7 +69,7 @@ class RemoteEpisode:
     ) -> None:
         self.system_prompt, self.first_observation = texts
         self._worker = worker
-        self._rank = rank
+        self._line = line
         self._key = key
         self._whom = whom
         self._step_timeout_s = step_timeout_s
@@ -80,7 +81,7 @@ class RemoteEpisode:
         if self._over or self._closed:
             raise EnvironmentFailed(f"{self._whom}: stepped after it was closed")
         answer = await self._worker.call(
-            self._rank, "step", self._key, action, what="step", whom=self._whom, timeout_s=self._step_timeout_s
+            self._line, "step", self._key, action, what="step", whom=self._whom, timeout_s=self._step_timeout_s
         )
         result = cast(StepResult, answer)
         self._over = result.over
@@ -92,8 +93,8 @@ class RemoteEpisode:
             return
         self._closed = True
         self._worker.episodes -= 1
-        if not self._over and not self._rank.dead:
-            self._rank.post("close", self._key)
+        if not self._over:
+            self._line.post("close", self._key)
 
 
 @contextlib.asynccontextmanager
@@ -107,12 +108,12 @@ async def open_environments(
     """
     config = job.environment
     names = [f"environment-{index}" for index in range(config.workers)]
-    at_once = job.engine.max_num_seqs + _BESIDES
     workers = [
         EnvironmentWorker(
             name,
-            partial(Rank, ray, name, waits, logs=logs, at_once=at_once),
+            partial(Rank, ray, name, waits, logs=logs, at_once=_AT_ONCE),
             config,
+            waits,
             partial(told, name),
             job.train.start_timeout_s,
         )

@@ -152,8 +152,15 @@ class Rollout:
                     draft.fail(Outcome.ENVIRONMENT_FAILED, error)
                 except (EngineError, SchedulerError) as error:
                     draft.fail(Outcome.ABORTED, error)
-                if draft.outcome is not Outcome.COMPLETED:
-                    log.info("trajectory ended early", outcome=draft.outcome.value, why=draft.failure)
+                log.info(
+                    "trajectory ended",
+                    outcome=draft.outcome.value,
+                    reward=draft.reward,
+                    success=draft.success,
+                    turns=len(draft.turns),
+                    tokens=sum(len(turn.output_ids) for turn in draft.turns),
+                    why=draft.failure,
+                )
                 self._settle(task, draft)
                 return draft.finish(task)
 

@@ -1,4 +1,4 @@
-"""The parts of one run, wired: warm process, engine, crew, versions, rollout, loop.
+"""The parts of one run, wired: warm process, engine, crew, leases, versions, rollout, loop.
 
 Invariants
 - Parts do not know their owner; they are put together here and nowhere else.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from pathlib import Path
 
 from aiohttp import ClientSession
@@ -28,6 +29,7 @@ from rose.trainer.books import Books
 from rose.trainer.crew import Crew, OpenCrew, open_crew
 from rose.trainer.engine_versions import EngineVersions
 from rose.trainer.evaluation import Evaluator
+from rose.trainer.leasing import Leasing, new_token, open_leasing
 from rose.trainer.loop import Parts, TrainingLoop
 from rose.trainer.parity import ParityCheck, probe_prefixes
 from rose.trainer.policy import load_tokenizer
@@ -44,12 +46,20 @@ from rose_executor.fresh_probe import ProbeScores, probe_fresh
 from rose_executor.launcher import Launcher
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
+from rose_transfer.transport.tcp import TcpServer
 
 log = logger("session")
 
 ENGINE_ID = "engine-0"
 LOAD_END_S = 60.0
 START = "start of engine and ranks"
+LEASE_WAIT_S = 3600.0
+"""A group that has not begun waits for those before it, for a whole rollout if need be. That there is an engine at all
+is for supervisor and scheduler to see to."""
+LEASE_SPARE_S = 60.0
+"""For what comes after a turn's last token: its final count, news of a death."""
+CONCURRENCY_MAX = 1024
+"""Trajectories under way at once, each with its environment; the scheduler decides which of them sample."""
 
 
 class Session:
@@ -76,17 +86,23 @@ class Session:
         """Start everything, train, end everything. Raises the first error of any part."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._books.close)
+            http = await stack.enter_async_context(open_session())
+            token = new_token()
+            leasing_open = open_leasing(self.job, token, self.recorder, self._books, http, self._waits)
             with self.recorder.during(START):
                 async with _loading(self.job, self._waits) as loading:
-                    launcher, crew = await all_of(
+                    launcher, crew, leasing = await all_of(
                         self._launcher(stack),
                         stack.enter_async_context(self._open_crew(self.job, self.recorder, self._waits)),
+                        stack.enter_async_context(leasing_open),
                     )
                     renderer = await loading
-            http = await stack.enter_async_context(open_session())
-            supervisor = self._supervisor(launcher, http)
+            supervisor = self._supervisor(launcher, http, leasing)
             stack.push_async_callback(supervisor.stop)
-            await crew.while_alive(self._drive(launcher, supervisor, crew, renderer))
+            engine_versions = self._engine_versions(supervisor, token)
+            stack.push_async_callback(engine_versions.close)
+            driving = self._drive(launcher, supervisor, engine_versions, leasing, crew, renderer)
+            await crew.while_alive(driving)
 
     async def _launcher(self, stack: contextlib.AsyncExitStack) -> Launcher:
         opening = self._open_launcher(self._waits, self._engine_log, self.job.engine.start_timeout_s)
@@ -94,7 +110,13 @@ class Session:
         self.recorder.part("warm process", "ready")
         return launcher
 
-    def _supervisor(self, launcher: Launcher, http: ClientSession) -> EngineSupervisor:
+    def _engine_versions(self, supervisor: EngineSupervisor, token: str) -> EngineVersions:
+        weights = self.job.weights
+        serve = partial(TcpServer, token=token, waits=self._waits, port=weights.port)
+        folder = self.recorder.run.runtime / "versions"
+        return EngineVersions(folder, self.job.model.path, weights.keep, supervisor, self._waits, serve)
+
+    def _supervisor(self, launcher: Launcher, http: ClientSession, leasing: Leasing) -> EngineSupervisor:
         engine = self.job.engine
         settings = EngineSettings(
             engine_id=ENGINE_ID,
@@ -120,31 +142,36 @@ class Session:
             ready_timeout_s=2 * engine.start_timeout_s,
             told=lambda state, detail: self.recorder.part(ENGINE_ID, state, detail),
             restarts=lambda cause: self.recorder.restart(ENGINE_ID, cause),
-            joins=self._books.watch,
+            joins=leasing.joins,
         )
 
     async def _drive(
-        self, launcher: Launcher, supervisor: EngineSupervisor, crew: Crew, renderer: ChatRenderer
+        self,
+        launcher: Launcher,
+        supervisor: EngineSupervisor,
+        engine_versions: EngineVersions,
+        leasing: Leasing,
+        crew: Crew,
+        renderer: ChatRenderer,
     ) -> None:
-        """Run the loop beside the two drivers it needs; whichever fails first ends all three."""
-        folder = self.recorder.run.runtime / "versions"
-        engine_versions = EngineVersions(folder, self.job.model.path, self.job.weights.keep, supervisor, self._waits)
+        """Run the loop beside the drivers it needs; whichever fails first ends them all."""
         try:
             async with asyncio.TaskGroup() as group:
+                leases = group.create_task(leasing.run(engine_versions.serving), name="leases")
                 group.create_task(engine_versions.run(), name="engine versions")
+                leasing.lend(await engine_versions.open())
                 await engine_versions.publish(0, await crew.actor.weights())
                 group.create_task(supervisor.run(engine_versions), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
                 episodes = delayed(crew.episodes, self.job.environment, self.job.run.seed, self._waits)
-                rollout = self._rollout(supervisor, episodes, renderer)
+                rollout = self._rollout(leasing, episodes, renderer)
                 await self._train(launcher, supervisor, engine_versions, crew, rollout)
                 engine_versions.stop()
                 await supervisor.stop()
+                leases.cancel()
         except BaseExceptionGroup as errors:
             raise _first(errors) from errors
-        finally:
-            engine_versions.close()
 
     async def _train(
         self,
@@ -192,21 +219,24 @@ class Session:
         finally:
             await parity.cancel()
 
-    def _rollout(self, supervisor: EngineSupervisor, episodes: Episodes, renderer: ChatRenderer) -> Rollout:
+    def _rollout(self, leasing: Leasing, episodes: Episodes, renderer: ChatRenderer) -> Rollout:
+        job = self.job.rollout
         sampling = SamplingSettings(
-            temperature=self.job.rollout.temperature,
-            max_new_tokens=self.job.rollout.max_new_tokens,
+            temperature=job.temperature,
+            max_new_tokens=job.max_new_tokens,
             stop_token_ids=(renderer.end_of_turn_id,),
             attempts_max=self.job.engine.restarts_max + 1,
+            lease_wait_s=LEASE_WAIT_S,
+            lease_hold_s=job.turn_timeout_s + LEASE_SPARE_S,
         )
         return Rollout(
-            TurnSampler(supervisor, self._books, sampling),
+            TurnSampler(leasing.client, leasing.engines, self._books, sampling),
             episodes,
             renderer,
             self._books,
             context_tokens_max=self.job.engine.max_model_len,
             turns_max=self.job.environment.turns_max,
-            concurrency=self.job.engine.max_num_seqs,
+            concurrency=min(CONCURRENCY_MAX, max(self.job.engine.max_num_seqs, job.groups * job.group_size)),
         )
 
 

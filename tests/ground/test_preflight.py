@@ -61,7 +61,8 @@ def test_a_good_job_on_a_roomy_machine_passes(job: Job, model_folder: Path, tmp_
     checks = look_at(job, ROOMY, tmp_path)
     assert all(check.ok for check in checks.values())
     assert set(checks) == {
-        "packages", "engine port", "metrics port", "cores", "model folder", "context length", "KV cache", "memory",
+        "packages", "engine port", "metrics port", "scheduler port", "weights port",
+        "cores", "model folder", "context length", "KV cache", "memory",
         "runtime folder", "output folder",
     }  # fmt: skip
 
@@ -112,8 +113,8 @@ def test_what_memory_depends_on(job: Job, model_folder: Path) -> None:
         == 2 * GIB
     )
     bigger = replace(model, weights_bytes=2 * GIB)
-    # Two engines in float32, four float32 copies in the trainer, three kept versions.
-    assert memory_needed_bytes(job, bigger) - base == (8 + 16) * (GIB - model.weights_bytes // 2) + 3 * (
+    # Two engines in float32, four float32 copies in the actor, one in the reference, three kept versions.
+    assert memory_needed_bytes(job, bigger) - base == (8 + 20) * (GIB - model.weights_bytes // 2) + 3 * (
         2 * GIB - model.weights_bytes
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from coserving_tools import make_engines, make_serving, make_sharing
 
 from rose.report.model import (
     Alarm,
@@ -17,7 +18,6 @@ from rose.report.model import (
     Sample,
     Step,
 )
-from tests.report.coserving_tools import make_engines, make_serving, make_sharing
 
 STEPS = 12
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from coserving_tools import make_engines, make_latencies, make_serving
 from pydantic import ValidationError
 
 from rose.report.coserving import EngineTokens, Series, Serving, lent_share
 from rose.report.model import RunReport
-from tests.report.coserving_tools import make_engines, make_latencies, make_serving
 
 
 def test_round_trip(coserving_report: RunReport) -> None:

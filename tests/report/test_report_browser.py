@@ -49,6 +49,13 @@ def test_every_chart_is_drawn_without_a_complaint(full_report: RunReport, tmp_pa
     assert len(re.findall(r'class="uplot', dom)) == page.count('class="plot"') > 8
 
 
+def test_a_co_served_run_is_drawn_whole(coserving_report: RunReport, tmp_path: Path) -> None:
+    page = render_html(coserving_report)
+    dom, console = visit(page, tmp_path)
+    assert console == []
+    assert len(re.findall(r'class="uplot', dom)) == page.count('class="plot"') > 15
+
+
 def test_nothing_from_a_transcript_runs(full_report: RunReport, tmp_path: Path) -> None:
     attack = "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     sample = full_report.samples[0].model_copy(update={"transcript": (Message(role=attack, text=attack),)})

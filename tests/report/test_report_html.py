@@ -10,10 +10,12 @@ from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from coserving_tools import make_latencies, make_serving, make_sharing
 
 from rose.ledger import Account
-from rose.report.bars import MEANINGS, account_bars, lanes, ticks
+from rose.report.bars import MEANINGS, account_bars
 from rose.report.charts import step_charts, success_chart, time_chart
+from rose.report.coserving import EngineTokens, Series
 from rose.report.html import flat, render_html, sample_pairs
 from rose.report.model import Alarm, EngineRestart, LedgerSummary, Message, Phase, RunReport, Sample
 
@@ -74,7 +76,27 @@ def poisoned(report: RunReport, payload: str) -> RunReport:
         "ledger": LedgerSummary(accounts={payload: 1}, generated=1, violations=(payload,)),
         "steps": tuple(step.model_copy(update={"outcomes": {payload: 1}}) for step in report.steps),
     }
-    return report.model_copy(update=changes)
+    coserving = {
+        "engines": (EngineTokens(engine_id=payload, kind="lent", tokens_received=1, requests=1),),
+        "serving": make_serving().model_copy(
+            update={
+                "trace": payload,
+                "attribution": payload,
+                "history": (payload,),
+                "shared": make_latencies(shared=True).model_copy(update={"outcomes": {payload: 1}}),
+            }
+        ),
+        "sharing": make_sharing().model_copy(
+            update={
+                "partition": payload,
+                "series": tuple(
+                    Series(what=what, who=payload, at_s=(0.0, 1.0), values=(0.5, 0.5))
+                    for what in ("compute", "rollout_tokens_s", "ttft_p95_ms")
+                ),
+            }
+        ),
+    }
+    return report.model_copy(update=changes | coserving)
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)
@@ -106,6 +128,12 @@ def test_page_loads_nothing_and_runs_no_inline_handlers(full_report: RunReport) 
     for tag, attributes in Page(render_html(full_report)).tags:
         assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form"}
         assert not {name for name in attributes if name.startswith("on") or name in {"src", "href", "style"}}
+
+
+def test_a_plain_run_says_nothing_of_serving(full_report: RunReport) -> None:
+    text = render_html(full_report)
+    for words in ("Serving", "Who ran what", "On lent time", "shared device", "Engines and weights"):
+        assert words not in text
 
 
 def test_headline(full_report: RunReport) -> None:
@@ -158,20 +186,6 @@ def test_account_bars_never_overflow() -> None:
     assert sum(bar.width for bar in bars) <= 120
     assert all(bar.width >= 0 for bar in bars)
     assert bars[-1].name == "new"
-
-
-def test_lanes_and_ticks() -> None:
-    phases = (
-        Phase(name="b", start_s=10, end_s=20),
-        Phase(name="a", start_s=0, end_s=10),
-        Phase(name="b", start_s=30, end_s=40),
-    )
-    first, second = lanes(phases, 40)
-    assert (first.name, first.total_s, first.stretches) == ("a", 10, [(0, 25)])
-    assert (second.name, second.total_s, second.stretches) == ("b", 20, [(25, 25), (75, 25)])
-    assert ticks(phases, 40) == [(0, 0), (25, 10), (50, 20), (75, 30), (100, 40)]
-    assert len(ticks((), 36_000 * 5)) <= 8
-    assert ticks((), 0.0) == [(0.0, 0)]
 
 
 def test_success_is_charted_by_the_policy_that_sampled(full_report: RunReport) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ray_site import RaySite
+from stand_ins import Logged
 
 import rose.demo.warmstart
 from rose.env.chat import ChatRenderer
+from rose.logs import open_log
 from rose.trainer.books import Books
 from rose.waits import WaitBoard
 
@@ -49,5 +54,24 @@ def books() -> Books:
 
 
 @pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Logged]:
+    """The log of this process, as a run's."""
+    output = tmp_path / "runs" / "run"
+    output.mkdir(parents=True)
+    with open_log(output / "log.jsonl"):
+        yield Logged(output)
+
+
+@pytest.fixture
 def waits() -> WaitBoard:
     return WaitBoard()
+
+
+@pytest.fixture(scope="session")
+def ray_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RaySite]:
+    """The Ray that tests share; files that name this fixture share one worker of pytest's too."""
+    with asyncio.Runner() as runner:
+        made = RaySite(runner, tmp_path_factory.mktemp("ray"))
+        yield made
+        made.close()
+        assert made.waits.snapshot() == ()

@@ -6,17 +6,23 @@ An engine here samples what a script tells it to, and counts it as a real token 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rose.cli.trail import footprints
 from rose.config import Job
 from rose.env.contract import StepResult
 from rose.errors import EngineError
 from rose.records import Finish, VersionSpan
 from rose.runs import Run
+from rose.trainer.books import Books
+from rose.trainer.sampler import SamplingSettings, TurnSampler
+from rose_executor.token_page import RequestCount
 from rose_executor.token_route import EngineLost, PartialOutput, RouteOutput
+from rose_scheduler.client import Lease, Turn
 
 END = 2
 """The end-of-turn id of the shipped tokenizer."""
@@ -33,7 +39,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """The engine dies after `ids` arrived and `generated` were made; `version` None: nobody vouches for one.
+    """The engine dies after `ids` arrived and `generated` were made; `version` None: they are of two.
 
     It is handed out, and loses everything, until somebody waits for the news of its death.
     """
@@ -79,7 +85,9 @@ class ScriptedEngine:
     incarnation: str
     engine_id: str = "engine-0"
     counts: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, tuple[int, int]] = field(default_factory=dict)
     dying: bool = False
+    base_url: str = "http://engine-0"
 
     @property
     def route(self) -> ScriptedEngine:
@@ -95,9 +103,13 @@ class ScriptedEngine:
     def request_tokens(self, request_id: str) -> int:
         return self.counts.get(request_id, 0)
 
-    async def final_request_tokens(self, request_id: str) -> int:
+    @property
+    def lost(self) -> bool:
+        return self is not self.supervisor.engines[-1]
+
+    async def final_request(self, request_id: str) -> RequestCount:
         assert request_id in self.counts, f"nobody ever learns a final count of {request_id}"
-        return self.counts[request_id]
+        return RequestCount(self.counts[request_id], *self.versions.get(request_id, (0, 0)), True)
 
     async def news_of_death(self) -> None:
         if self.dying:
@@ -119,8 +131,8 @@ class ScriptedEngine:
             case Lost(ids, generated, at):
                 self.counts[request_id] = generated
                 self.dying = True
-                vouched = None if at is None else (VersionSpan(at, 0, len(ids)),) if ids else ()
-                raise EngineLost("engine-0 was lost", PartialOutput(request_id, ids, (-0.5,) * len(ids), vouched))
+                self.versions[request_id] = (0, 1) if at is None else (at, at)
+                raise EngineLost("engine-0 was lost", PartialOutput(request_id, ids, (-0.5,) * len(ids)))
             case Refused():
                 raise EngineError(f"engine-0 refused {request_id}")
             case Silent(generated):
@@ -189,6 +201,34 @@ class ScriptedSupervisor:
         self._joins(engine)
 
 
+class ScriptedScheduler:
+    """Grants every lease at once, on the live incarnation of a scripted supervisor; and finds the engine behind it."""
+
+    def __init__(self, supervisor: ScriptedSupervisor) -> None:
+        self._supervisor = supervisor
+        self.leased: list[Turn] = []
+        self.ended: list[Lease] = []
+
+    @asynccontextmanager
+    async def lease(self, turn: Turn, *, wait_s: float, hold_s: float) -> AsyncIterator[Lease]:
+        self.leased.append(turn)
+        engine = await self._supervisor.ready()
+        lease = Lease("l", engine.engine_id, engine.incarnation, engine.base_url, turn.min_version, False, 0.0, "token")
+        try:
+            yield lease
+        finally:
+            self.ended.append(lease)
+
+    async def behind(self, lease: Lease) -> ScriptedEngine:
+        return next(engine for engine in self._supervisor.engines if engine.incarnation == lease.incarnation)
+
+
+def a_sampler(supervisor: ScriptedSupervisor, books: Books, settings: SamplingSettings) -> TurnSampler:
+    """Samples on the engines of a scripted supervisor, all of which are leased at once."""
+    scheduler = ScriptedScheduler(supervisor)
+    return TurnSampler(scheduler, scheduler, books, settings)  # type: ignore[arg-type]
+
+
 def in_turn(*replies: Reply) -> Script:
     """A script that gives these replies, one a request."""
     left = list(replies)
@@ -225,6 +265,19 @@ class Environment:
 
     def close(self) -> None:
         self._task.closed += 1
+
+
+class Logged:
+    """What the log in a run's output folder says of a trajectory, as `rose trace` finds it."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+
+    def of(self, trajectory_id: str) -> list[dict[str, Any]]:
+        return [step.values for step in footprints(trajectory_id, self._output)]
+
+    def events(self, trajectory_id: str) -> list[str]:
+        return [values["event"] for values in self.of(trajectory_id)]
 
 
 def a_run(folder: Path) -> Run:

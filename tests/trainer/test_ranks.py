@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 import pytest
 import torch
+from ray_site import RaySite
 from stand_ins import a_job
 from tiny_policy import a_group
 
@@ -27,14 +26,8 @@ from rose.trainer.cluster import local_cluster
 from rose.trainer.rank import Rank
 from rose.trainer.ranks import Ranks, open_ranks
 from rose.trainer.reference_rank import ReferenceRank
-from rose.waits import WaitBoard
 
-# Not imported here: it looks at its environment when it is.
-pytestmark = [
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-]
-T = TypeVar("T")
+pytestmark = pytest.mark.timeout(240)
 PATIENCE = {"start_timeout_s": 180.0, "call_timeout_s": 120.0}
 
 
@@ -59,54 +52,30 @@ class Thing:
         os._exit(status)
 
 
-class Site:
-    """One event loop and one Ray for the tests of this file."""
-
-    def __init__(self, runner: asyncio.Runner, folder: Path) -> None:
-        self.waits = WaitBoard()
-        self.logs = folder / "log.jsonl"
-        self._runner = runner
-        self._count = 0
-        self._cluster = local_cluster(folder, "test", self.waits)
-        self.ray = runner.run(self._cluster.__aenter__())
-        # A rank's process does not find test modules by their names.
-        self.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._runner.run(coroutine)
-
-    def rank(self, value: int | None = 3) -> Rank:
-        self._count += 1
-        rank = Rank(self.ray, f"thing-{self._count}", self.waits, logs=self.logs)
-        self.run(rank.start(Thing, value, timeout_s=60.0))
-        return rank
-
-    def call(self, rank: Rank, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        return self.run(rank.call(method, *arguments, what=method, timeout_s=timeout_s))
-
-    def close(self) -> None:
-        self._runner.run(self._cluster.__aexit__(None, None, None))
+@pytest.fixture(autouse=True, scope="module")
+def _found_by_value(ray_site: RaySite) -> None:
+    """A rank's process does not find test modules by their names."""
+    ray_site.ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with asyncio.Runner() as runner:
-        made = Site(runner, tmp_path_factory.mktemp("ranks"))
-        yield made
-        made.close()
-        assert made.waits.snapshot() == ()
+@pytest.fixture
+def rank(ray_site: RaySite) -> Rank:
+    """One that holds a thing of value 3."""
+    made = ray_site.rank()
+    ray_site.run(made.start(Thing, 3, timeout_s=60.0))
+    return made
 
 
-def test_a_rank_answers_from_a_process_of_its_own(site: Site) -> None:
-    rank = Rank(site.ray, "alone", site.waits, logs=site.logs)
-    pid = site.run(rank.start(Thing, 3, timeout_s=60.0))
+def test_a_rank_answers_from_a_process_of_its_own(ray_site: RaySite) -> None:
+    rank = ray_site.rank("alone")
+    pid = ray_site.run(rank.start(Thing, 3, timeout_s=60.0))
     assert pid != os.getpid()
     assert psutil.Process(pid).is_running()
-    assert site.call(rank, "plus", 4) == 7
+    assert ray_site.call(rank, "plus", 4) == 7
     rank.kill()
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], timeout=20)
     with pytest.raises(ClusterError, match="alone is dead"):
-        site.call(rank, "plus", 4)
+        ray_site.call(rank, "plus", 4)
 
 
 @pytest.mark.parametrize(
@@ -116,58 +85,56 @@ def test_a_rank_answers_from_a_process_of_its_own(site: Site) -> None:
         DeadlineExceeded("too late", boundary="engine"),
     ],
 )
-def test_our_errors_come_back_as_they_were_raised(site: Site, error: RoseError) -> None:
+def test_our_errors_come_back_as_they_were_raised(ray_site: RaySite, rank: Rank, error: RoseError) -> None:
     with pytest.raises(type(error)) as raised:
-        site.call(site.rank(), "fail", error)
+        ray_site.call(rank, "fail", error)
     assert (str(raised.value), raised.value.to_do) == (str(error), error.to_do)
 
 
-def test_any_other_error_is_the_ranks_and_it_lives_on(site: Site) -> None:
-    rank = site.rank()
+def test_any_other_error_is_the_ranks_and_it_lives_on(ray_site: RaySite, rank: Rank) -> None:
     with pytest.raises(ClusterError, match=r"thing-\d+: ZeroDivisionError: by what"):
-        site.call(rank, "fail", ZeroDivisionError("by what"))
-    assert site.call(rank, "plus", 1) == 4
+        ray_site.call(rank, "fail", ZeroDivisionError("by what"))
+    assert ray_site.call(rank, "plus", 1) == 4
 
 
-def test_what_cannot_be_made_is_told_by_whoever_refuses_it(site: Site) -> None:
+def test_what_cannot_be_made_is_told_by_whoever_refuses_it(ray_site: RaySite) -> None:
     with pytest.raises(ConfigError, match="no value; give one"):
-        site.rank(None)
+        ray_site.run(ray_site.rank().start(Thing, None, timeout_s=60.0))
 
 
 @pytest.mark.parametrize("end", [lambda rank: rank, lambda rank: os.kill(rank, signal.SIGKILL)])
-def test_a_death_in_the_middle_of_a_call_is_told_at_once(site: Site, end: Callable[[int], object]) -> None:
-    rank = Rank(site.ray, f"dies-{id(end)}", site.waits, logs=site.logs)
-    pid = site.run(rank.start(Thing, 3, timeout_s=60.0))
+def test_a_death_in_the_middle_of_a_call_is_told_at_once(ray_site: RaySite, end: Callable[[int], object]) -> None:
+    rank = ray_site.rank()
+    pid = ray_site.run(rank.start(Thing, 3, timeout_s=60.0))
 
     async def call_and_end() -> None:
         call = asyncio.ensure_future(rank.call("wait", 100.0, what="end", timeout_s=60.0))
         await asyncio.sleep(0.2)
-        assert [wait.whom for wait in site.waits.snapshot()] == [rank.name]
+        assert [wait.whom for wait in ray_site.waits.snapshot()] == [rank.name]
         if end(pid) == pid:
             rank.kill()
         await call
 
     with pytest.raises(ClusterError, match="is dead: its process was killed"):
-        site.run(call_and_end())
+        ray_site.run(call_and_end())
 
 
-def test_a_rank_that_does_not_answer_is_named(site: Site) -> None:
-    rank = site.rank()
+def test_a_rank_that_does_not_answer_is_named(ray_site: RaySite, rank: Rank) -> None:
     with pytest.raises(DeadlineExceeded, match=rf"{rank.name}: no wait after 0.2 s"):
-        site.call(rank, "wait", 30.0, timeout_s=0.2)
+        ray_site.call(rank, "wait", 30.0, timeout_s=0.2)
     rank.kill()
 
 
-def test_a_second_cluster_in_a_process_is_refused(site: Site, tmp_path: Path) -> None:
+def test_a_second_cluster_in_a_process_is_refused(ray_site: RaySite, tmp_path: Path) -> None:
     async def open_another() -> None:
-        async with local_cluster(tmp_path, "another", site.waits):
+        async with local_cluster(tmp_path, "another", ray_site.waits):
             pass
 
     with pytest.raises(ClusterError, match="has a Ray cluster already"):
-        site.run(open_another())
+        ray_site.run(open_another())
 
 
-def test_remote_ranks_compute_what_local_ones_do(site: Site, shipped_model: Path, tmp_path: Path) -> None:
+def test_remote_ranks_compute_what_local_ones_do(ray_site: RaySite, shipped_model: Path, tmp_path: Path) -> None:
     job = a_job(shipped_model, tmp_path, train={"steps": 1, "threads": 1})
     groups = [a_group(random.Random(seed), [1.0, 0.0, 1.0, 0.0], name=f"g{seed}") for seed in range(3)]
     trajectories = [one for group in groups for one in group.trajectories]
@@ -180,10 +147,10 @@ def test_remote_ranks_compute_what_local_ones_do(site: Site, shipped_model: Path
 
     async def both() -> Any:
         told = lambda name, state, detail: said.append((name, state))  # noqa: E731
-        async with open_ranks(site.ray, job, site.waits, logs=site.logs, told=told, **PATIENCE) as ranks:
+        async with open_ranks(ray_site.ray, job, ray_site.waits, logs=ray_site.logs, told=told, **PATIENCE) as ranks:
             return await train(ranks)
 
-    before, stats, divergence, after = site.run(both())
+    before, stats, divergence, after = ray_site.run(both())
     local, reference = ActorRank(job), ReferenceRank(job)
     assert all(torch.equal(tensor, before[name]) for name, tensor in local.weights().items())
     assert local.update(groups) == stats
@@ -195,49 +162,17 @@ def test_remote_ranks_compute_what_local_ones_do(site: Site, shipped_model: Path
     }
 
 
-def test_ranks_of_a_folder_that_is_no_model_leave_no_process(site: Site, tmp_path: Path) -> None:
+def test_ranks_of_a_folder_that_is_no_model_leave_no_process(ray_site: RaySite, tmp_path: Path) -> None:
     job = a_job(tmp_path / "none", tmp_path)
 
     async def start() -> None:
-        async with open_ranks(site.ray, job, site.waits, logs=site.logs, told=lambda *_: None, **PATIENCE):
+        async with open_ranks(ray_site.ray, job, ray_site.waits, logs=ray_site.logs, told=lambda *_: None, **PATIENCE):
             pass
 
     with pytest.raises(ConfigError, match="does not exist"):
-        site.run(start())
+        ray_site.run(start())
 
 
 def test_the_reference_has_not_moved_from_itself(shipped_model: Path, tmp_path: Path) -> None:
     reference = ReferenceRank(a_job(shipped_model, tmp_path, train={"threads": 1}))
     assert reference.divergence([]) == 0.0
-
-
-KILLED = """
-import asyncio, os, sys, time
-from pathlib import Path
-from rose.trainer.cluster import local_cluster
-from rose.waits import WaitBoard
-
-async def main():
-    async with local_cluster(Path(sys.argv[1]), "killed", WaitBoard()):
-        print("up", flush=True)
-        time.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-def test_nothing_of_ray_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True, env={**os.environ}
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "up\n"
-        family = psutil.Process(process.pid).children(recursive=True)
-        assert len(family) >= 3
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-    _, left = psutil.wait_procs(family, timeout=30)
-    assert left == []

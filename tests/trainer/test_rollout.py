@@ -11,7 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stand_ins import END, Answer, Asked, Lost, Refused, Script, ScriptedSupervisor, Silent, World
+from stand_ins import (
+    END,
+    Answer,
+    Asked,
+    Logged,
+    Lost,
+    Refused,
+    Script,
+    ScriptedScheduler,
+    ScriptedSupervisor,
+    Silent,
+    World,
+)
 
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
@@ -24,6 +36,8 @@ from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.rollout import Rollout, Task, why_none_completed
 from rose.trainer.sampler import SamplingSettings, TurnSampler
 from rose.waits import WaitBoard
+from rose_scheduler.client import LeaseRefused, Turn
+from rose_scheduler.events import Reason
 
 A_WORD = 40
 CONTEXT = 256
@@ -34,7 +48,7 @@ def answers(asked: Asked) -> Answer:
 
 
 def a_task(index: int = 0, **changes: Any) -> Task:
-    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN), **changes)
+    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN, 0), **changes)
 
 
 class Bench:
@@ -71,9 +85,10 @@ class Bench:
         renderer: ChatRenderer | None = None,
     ) -> None:
         self.supervisor = ScriptedSupervisor(script, self.books.watch)
-        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2)
+        sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2, lease_wait_s=5.0, lease_hold_s=5.0)
+        self.scheduler = ScriptedScheduler(self.supervisor)
         self.rollout = Rollout(
-            TurnSampler(self.supervisor, self.books, sampling),  # type: ignore[arg-type]
+            TurnSampler(self.scheduler, self.scheduler, self.books, sampling),  # type: ignore[arg-type]
             EnvironmentHost(world.make, WaitBoard(), settings),
             renderer or self._renderer,
             self.books,
@@ -122,6 +137,16 @@ def test_an_episode_is_recorded_turn_by_turn_as_the_engine_saw_it(bench: Bench) 
     assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(contexts))
     assert world.closed == 1
     assert bench.books.ledger.accounts()[Account.IN_FLIGHT] == 6  # the update decides where these go
+
+
+def test_a_trajectorys_end_stands_in_the_log_under_its_id(bench: Bench, logged: Logged) -> None:
+    world = World(step=lambda action, i: raises() if i == 1 else StepResult("next", 0.5, False, False))
+    bench.play(world, [a_task()])
+    first, second, end, _ = logged.of("t0")
+    assert [first["event"], second["event"], end["event"]] == ["turn sampled", "turn sampled", "trajectory ended"]
+    assert (end["outcome"], end["reward"], end["turns"], end["tokens"]) == ("environment-failed", 0.5, 2, 4)
+    assert end["group_id"] == "g"
+    assert "its step raised" in end["why"]
 
 
 @pytest.mark.parametrize("failure", [raises, raises_a_book, lambda: None, lambda: "\ud800", lambda: "x" * 10_000_000])
@@ -237,6 +262,31 @@ def test_an_engine_that_refuses_one_turn_aborts_that_trajectory_alone(bench: Ben
     assert [each.outcome for each in played] == [Outcome.COMPLETED, Outcome.ABORTED, Outcome.COMPLETED]
     assert "refused" in played[1].failure
     assert bench.closes()[Account.ABORTED] == 2 + 12
+
+
+def test_a_scheduler_that_refuses_one_lease_aborts_that_trajectory_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ScriptedScheduler.lease
+
+    def lease(self: ScriptedScheduler, turn: Turn, **terms: float) -> Any:
+        if (turn.trajectory_id, turn.number) == ("t1", 1):
+            raise LeaseRefused(Reason.CONFLICT, "another group")
+        return real(self, turn, **terms)
+
+    monkeypatch.setattr(ScriptedScheduler, "lease", lease)
+    played = bench.play(World(), [a_task(i) for i in range(3)])
+    assert [each.outcome for each in played] == [Outcome.COMPLETED, Outcome.ABORTED, Outcome.COMPLETED]
+    assert "the lease is refused (conflict)" in played[1].failure
+    assert bench.closes()[Account.ABORTED] == 2 + 12
+
+
+def test_turns_are_leased_for_their_group_and_the_version_that_the_task_asks_for(bench: Bench) -> None:
+    bench.play(World(), [a_task(0, min_version=7)])
+    leased = bench.scheduler.leased
+    assert {(turn.trajectory_id, turn.group_id, turn.min_version) for turn in leased} == {("t0", "g", 7)}
+    assert [turn.number for turn in leased] == [0, 1, 2]
+    assert [turn.context_tokens for turn in leased] == [len(asked.token_ids) for asked in bench.supervisor.asked]
 
 
 def test_an_engine_that_refuses_everybody_is_told_by_its_first_refusal(bench: Bench) -> None:

@@ -24,6 +24,7 @@ from stand_ins import a_job
 import rose.demo.warmstart
 from rose.errors import ClusterError, EngineError
 from rose.report.model import RunReport
+from rose.status import FILE_NAME, Page
 from rose.trainer import run as module
 from rose.trainer.recorder import Recorder
 from rose.trainer.run import run_job
@@ -258,7 +259,12 @@ class Machine:
         self.temporary.mkdir()
         self._count = 0
 
-    def start(self, program: Sequence[str] = (str(Path(sys.executable).with_name("rose")),), **changes: Any) -> Running:
+    def start(
+        self,
+        program: Sequence[str] = (str(Path(sys.executable).with_name("rose")),),
+        home: Path | None = None,
+        **changes: Any,
+    ) -> Running:
         self._count += 1
         job = self.folder / f"job{self._count}.toml"
         job.write_text(QUICK.format(**{"model": self._model, **DEFAULTS, **changes}))
@@ -274,6 +280,7 @@ class Machine:
                     "TMPDIR": str(self.temporary),
                     "PYTHONPATH": str(self.folder),
                     "PYTHONUNBUFFERED": "1",
+                    **({} if home is None else {"HOME": str(home)}),
                 },
             )
         return Running(process, words, out)
@@ -349,12 +356,12 @@ def load(job):
     print("loading", flush=True)
     time.sleep(3600)
 
-session._load_policy = load
+session._load_renderer = load
 main()
 """
 
 
-def test_a_run_that_is_stopped_does_not_wait_for_its_policy_nor_for_foreign_threads(machine: Machine) -> None:
+def test_a_run_that_is_stopped_does_not_wait_for_its_tokenizer_nor_for_foreign_threads(machine: Machine) -> None:
     (machine.folder / "slow.py").write_text(SLOW)
     run = machine.start((sys.executable, str(machine.folder / "slow.py")))
     run.until("loading")
@@ -370,6 +377,9 @@ def test_a_run_that_is_stopped_does_not_wait_for_its_policy_nor_for_foreign_thre
 DEAF = """
 import asyncio
 
+def told():
+    open("{folder}/told", "w").close()
+
 class Deaf:
     system_prompt = ""
 
@@ -380,13 +390,13 @@ class Deaf:
 """
 SPINS = """
     async def step(self, action):
-        print("does not answer", flush=True)
+        told()
         while True:
             pass
 """
 IGNORES = """
     async def step(self, action):
-        print("does not answer", flush=True)
+        told()
         while True:
             try:
                 await asyncio.sleep(60)
@@ -399,9 +409,9 @@ IGNORES = """
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_an_environment_that_never_lets_go_does_not_make_a_run_deaf(machine: Machine, step: str) -> None:
-    (machine.folder / "deaf.py").write_text(DEAF + step)
+    (machine.folder / "deaf.py").write_text(DEAF.format(folder=machine.folder) + step)
     run = machine.start(kind="deaf:Deaf")
-    run.until("does not answer")
+    wait_for((machine.folder / "told").exists, "a step that does not answer")
     run.signal(signal.SIGTERM)
     assert run.status() == 130, run.said()
     machine.is_clean()
@@ -436,9 +446,10 @@ def test_runs_side_by_side_are_independent_and_a_killed_one_is_swept(machine: Ma
     report = other.report()
     assert (report.outcome, report.ledger.gap, len(report.steps)) == ("finished", 0, 1)
     wait_for(lambda: machine.processes() == [], "children of the killed run end with it")
-    (left,) = machine.runs()
+    left = machine.runs()
+    assert {path.name.partition("-")[0] for path in left} == {"quick", "scheduler"}
     third = machine.start()
-    wait_for(lambda: not left.exists(), "the next run sweeps what the killed one left")
+    wait_for(lambda: not any(path.exists() for path in left), "the next run sweeps what the killed one left")
     third.until("start of engine")
     third.signal(signal.SIGINT)
     assert third.status() == 130, third.said()
@@ -467,6 +478,43 @@ def test_a_run_survives_the_loss_of_its_warm_process_once_and_ends_with_the_caus
     assert "the warm process died" in report.cause
     assert len(report.engine_restarts) == 1
     assert (report.ledger.gap, report.ledger.violations) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("victim", "cause"), [("actor", "actor is dead"), ("raylet", "Ray is dead: raylet was killed")]
+)
+@pytest.mark.engine
+@pytest.mark.timeout(900)
+def test_a_run_that_loses_its_actor_or_ray_itself_ends_with_the_cause(
+    machine: Machine, victim: str, cause: str
+) -> None:
+    run = machine.start(**{**LONG, "model": MODEL, "groups": 32})
+    run.until("rollout")
+    if victim == "actor":
+        (folder,) = (path for path in machine.runs() if path.name.startswith("quick-"))
+        page = Page.model_validate_json((folder / FILE_NAME).read_text())
+        (detail,) = (part.detail for part in page.parts if part.name == "actor")
+        psutil.Process(int(detail.removeprefix("process "))).kill()
+    else:
+        (process,) = (one for one in machine.processes() if one.name() == victim)
+        process.kill()
+    assert run.status() == 3, run.said()
+    machine.is_clean()
+    report = run.report()
+    assert cause in report.cause
+    assert (report.ledger.gap, report.ledger.violations) == (0, ())
+    assert "Traceback" not in run.said()
+    assert machine.litter() == []
+
+
+def test_a_ray_that_does_not_start_ends_a_run_with_the_cause(machine: Machine) -> None:
+    """Ray keeps its token in the user's home, which here is no folder."""
+    (machine.folder / "file").touch()
+    run = machine.start(home=machine.folder / "file")
+    assert run.status() == 3, run.said()
+    machine.is_clean()
+    assert "Ray does not start" in run.report().cause
+    assert machine.litter() == []
 
 
 def warm_processes(run: Running) -> list[psutil.Process]:

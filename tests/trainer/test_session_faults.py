@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import tempfile
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +17,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from guest_engine import a_guest
+from local_crew import open_local_crew
 from stand_ins import a_job
 
-from rose.env.contract import StepResult
-from rose.env.frozen_lake import FrozenLake
 from rose.errors import ClusterError, EngineError, RoseError, TrainingError, TransferError
 from rose.ledger import Account
 from rose.logs import logger, open_log
@@ -31,15 +30,16 @@ from rose.report.model import RunReport
 from rose.report.write import write_report
 from rose.runs import Run
 from rose.status import StatusBoard
-from rose.trainer import loop
+from rose.trainer import actor_rank
 from rose.trainer.books import Books
+from rose.trainer.crew import OpenCrew, open_crew
 from rose.trainer.recorder import Recorder
 from rose.trainer.session import Session
 from rose.waits import WaitBoard
 from rose_executor import supervisor
 from rose_executor.token_page import PageReader
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 LONG_TURNS: dict[str, dict[str, Any]] = {
     "rollout": {"max_new_tokens": 200},
@@ -85,6 +85,7 @@ class Bench:
     model: Path
     folder: Path
     states: dict[str, list[str]] = field(default_factory=dict)
+    open_crew: OpenCrew = open_local_crew
 
     def play(
         self, sections: dict[str, dict[str, Any]], meanwhile: Callable[[Bench], Awaitable[None]] | None = None
@@ -97,7 +98,7 @@ class Bench:
         self.board = StatusBoard(run, waits)
         job = a_job(self.model, self.folder, **sections)
         self.recorder = WatchingRecorder(job, run, books, waits, self.board, Metrics(), self._changed)
-        session = Session(job, self.recorder, books, waits, self._open_launcher)
+        session = Session(job, self.recorder, books, waits, self._open_launcher, self.open_crew)
         failure: RoseError | None = None
         with self.board:
             try:
@@ -149,9 +150,10 @@ class Bench:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Short, because it holds unix sockets."""
     with tempfile.TemporaryDirectory(prefix="rose-") as name:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", str(Path(name) / "root"))
         yield Path(name)
 
 
@@ -192,6 +194,29 @@ def test_a_small_job_runs_to_its_end(bench: Bench) -> None:
     assert played.states["engine-0"] == ["starting", "ready", "ended"]
     # Later steps differ by the rounding to bf16; before the first there is none.
     assert (report.steps[0].logprob_mismatch_max or 0.0) < 1e-4
+
+
+@pytest.mark.timeout(900)
+def test_a_worker_of_the_environments_that_is_killed_costs_its_episodes_alone(bench: Bench) -> None:
+    bench.open_crew = open_crew
+    deadly = {"kind": "rough_lake:Deadly", "params": {"mark": str(bench.folder / "mark")}, "workers": 2}
+    played = bench.play({"environment": deadly, "rollout": {"groups": 4}, "train": {"steps": 2}})
+    assert played.failure is None, str(played.failure)
+    report = played.balanced()
+    assert report.outcome == "finished"
+    assert report.steps[0].outcomes == {"completed": 4, "environment-failed": 4}
+    assert report.steps[1].outcomes == {"completed": 8}
+    (cause,) = report.environment_failures
+    lost = cause.partition(" ")[0]
+    assert cause.startswith(f"{lost} is dead: its process was killed")
+    assert report.ledger.accounts[Account.ENVIRONMENT_FAILED.value] > 0
+    assert played.states[lost] == ["starting", "ready", "dead", "starting", "ready", "ended"]
+    for part in ("actor", "reference", "Ray"):
+        assert played.states[part] == ["starting", "ready", "ended"]
+    # The first step is sampled by the reference itself; what differs is the rounding.
+    first, second = report.steps
+    assert (first.reference_kl or 0.0) < 1e-6
+    assert (second.reference_kl or 0.0) > 1e-6
 
 
 @pytest.mark.parametrize("victim", ["api server", "engine core"])
@@ -242,40 +267,15 @@ def test_an_engine_that_dies_again_and_again_ends_the_run(babbling: Bench) -> No
     assert report.ledger.accounts[Account.ABORTED.value] > 0
 
 
-class Unruly(FrozenLake):
-    """A lake where tasks go wrong in turn, by their seed: raising, hanging, flooding, and one that is well."""
-
-    release = threading.Event()
-
-    def reset(self, seed: int, episode_id: str) -> str:
-        self._trouble = "none" if seed >= 1_000_000_000 else ("raise", "hang", "flood", "none")[seed % 4]
-        if seed == 1_000_000_003:
-            raise RuntimeError("a held-out task that never begins")
-        return super().reset(seed, episode_id)
-
-    def step(self, action: str) -> StepResult:
-        match self._trouble:
-            case "raise":
-                raise RuntimeError("the lake is dry")
-            case "hang":
-                self.release.wait(30)
-            case "flood":
-                return StepResult("x" * 10_000_000, 0.0, False, False)
-        return super().step(action)
-
-
 def test_environments_that_raise_hang_or_flood_cost_their_own_trajectories(bench: Bench) -> None:
-    try:
-        played = bench.play(
-            {
-                "environment": {"kind": "test_session_faults:Unruly", "step_timeout_s": 0.5},
-                "rollout": {"groups": 4},
-                "train": {"steps": 1},
-                "weights": {"parity_every_steps": 0},
-            }
-        )
-    finally:
-        Unruly.release.set()
+    played = bench.play(
+        {
+            "environment": {"kind": "rough_lake:Unruly", "step_timeout_s": 0.5},
+            "rollout": {"groups": 4},
+            "train": {"steps": 1},
+            "weights": {"parity_every_steps": 0},
+        }
+    )
     assert played.failure is None
     report = played.balanced()
     assert report.steps[0].outcomes == {"completed": 2, "environment-failed": 6}
@@ -287,7 +287,7 @@ def test_environments_that_raise_hang_or_flood_cost_their_own_trajectories(bench
 
 
 def test_an_update_that_loses_the_action_format_raises_the_alarm(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = loop.update
+    real = actor_rank.update
 
     def ruinous(policy: Any, *rest: Any) -> Any:
         stats = real(policy, *rest)
@@ -297,7 +297,7 @@ def test_an_update_that_loses_the_action_format_raises_the_alarm(bench: Bench, m
                 parameter.add_(torch.randn_like(parameter))
         return stats
 
-    monkeypatch.setattr(loop, "update", ruinous)
+    monkeypatch.setattr(actor_rank, "update", ruinous)
     played = bench.play(
         {
             "rollout": {"groups": 4, "group_size": 4},
@@ -355,3 +355,50 @@ def test_a_full_output_folder_does_not_end_the_training(bench: Bench, parity_eve
             write_report(played.report, output)
     assert played.failure is None, str(played.failure)
     assert len(played.balanced().steps) == 2
+
+
+def test_a_scheduler_that_is_killed_in_mid_rollout_comes_back_and_the_run_goes_on(babbling: Bench) -> None:
+    async def kill(bench: Bench) -> None:
+        await bench.incarnation(1)
+        (scheduler,) = schedulers()
+        scheduler.kill()
+
+    played = babbling.play(LONG_TURNS, kill)
+    assert played.failure is None
+    report = played.balanced()
+    assert {each.outcome for each in played.trajectories} == {Outcome.COMPLETED}
+    assert played.states["scheduler"] == ["starting", "ready", "starting", "ready", "ended"]
+    assert report.engine_restarts == ()
+    assert schedulers() == []
+
+
+def schedulers() -> list[psutil.Process]:
+    """Of sessions in this process; one that has ended is none."""
+    found = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if child.status() != psutil.STATUS_ZOMBIE and "scheduler" in child.cmdline():
+                found.append(child)
+    return found
+
+
+def test_a_lent_engine_takes_turns_and_costs_none_when_it_is_killed(babbling: Bench) -> None:
+    async def lend_and_kill(bench: Bench) -> None:
+        async with a_guest(bench.rig, bench.model, bench.folder / "guest", bench.runtime) as guest:
+            while bench.recorder.phase != "rollout":
+                await asyncio.sleep(0.002)
+            await guest.sampled(200)
+            guest.kill()
+
+    sections = {**LONG_TURNS, "engine": {"max_num_seqs": 2}, "rollout": {"groups": 8, "max_new_tokens": 200}}
+    played = babbling.play(sections, lend_and_kill)
+    assert played.failure is None
+    report = played.balanced()
+    assert {each.outcome for each in played.trajectories} == {Outcome.COMPLETED}
+    engines = {each.engine_id: each for each in report.engines}
+    assert (engines["guest"].kind, engines["engine-0"].kind) == ("lent", "dedicated")
+    assert engines["guest"].tokens_received > 0
+    assert engines["guest"].lost_requests > 0
+    moved = [turn for each in played.trajectories for turn in each.turns if len(turn.requests) > 1]
+    assert any(turn.requests[0].engine_id == "guest" and turn.requests[0].tokens > 0 for turn in moved)
+    assert played.states["guest"][-1] == "dead"

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from stand_ins import a_job, a_run
+from stand_ins import Logged, a_job, a_run
 from tiny_policy import VOCABULARY, tiny_policy
 
-from rose.errors import ContractError, EngineError, EnvironmentFailed, TrainingError
+from rose.errors import ClusterError, ContractError, EngineError, EnvironmentFailed, TrainingError
 from rose.ledger import Account
 from rose.metrics import Metrics
-from rose.records import Finish, Outcome, Purpose, Trajectory, Turn, VersionSpan
+from rose.records import Finish, Group, Outcome, Purpose, Trajectory, Turn, VersionSpan
 from rose.status import StatusBoard
 from rose.trainer.books import Books
 from rose.trainer.engine_versions import Applied
 from rose.trainer.evaluation import Evaluator
+from rose.trainer.grpo import GrpoSettings, update
 from rose.trainer.loop import Parts, TrainingLoop
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
-from rose.trainer.policy import Weights
+from rose.trainer.policy import Policy, Weights, rounded_bf16
 from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Task
+from rose.trainer.update_stats import UpdateStats
 from rose.waits import WaitBoard
 
 Rule = Callable[[Task, int], dict[str, Any]]
@@ -127,6 +129,34 @@ class ScriptedParity:
             raise ContractError(f"version {self._bad} differs")
 
 
+class TinyActor:
+    """Trains a policy so small that nobody needs a process for it."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.dies_at: int | None = None
+        self._policy = policy
+        self._optimizer = WarmUpAdamW(policy.parameters(), OptimizerSettings(1e-2, warm_up_updates=0))
+        self._updates = 0
+        self._rng = random.Random(0)
+
+    async def update(self, groups: Sequence[Group]) -> UpdateStats:
+        self._updates += 1
+        if self._updates == self.dies_at:
+            raise ClusterError("actor is dead")
+        settings = GrpoSettings(1, 4096, 0.2, 0.28, 1.0, 1.0)
+        return await asyncio.to_thread(update, self._policy, self._optimizer, groups, settings, self._rng)
+
+    async def weights(self) -> Weights:
+        return rounded_bf16(self._policy.weights())
+
+
+class ScriptedReference:
+    """Finds everything at a distance that tells what it was asked of."""
+
+    async def divergence(self, trajectories: Sequence[Trajectory]) -> float:
+        return len(trajectories) / 8
+
+
 class Bench:
     """A loop on a tiny real policy and scripted everything else."""
 
@@ -139,10 +169,10 @@ class Bench:
         self.rollout = ScriptedRollout(self.books, rule)
         self.engine_versions = ScriptedVersions(self.rollout)
         self.parity = ScriptedParity(bad_parity)
-        settings = OptimizerSettings(1e-2, warm_up_updates=0)
+        self.actor = TinyActor(self.policy)
         parts = Parts(
-            policy=self.policy,
-            optimizer=WarmUpAdamW(self.policy.parameters(), settings),
+            actor=self.actor,
+            reference=ScriptedReference(),
             rollout=self.rollout,  # type: ignore[arg-type]
             evaluator=Evaluator(self.rollout, job.evaluation),  # type: ignore[arg-type]
             engine_versions=self.engine_versions,  # type: ignore[arg-type]
@@ -217,6 +247,14 @@ def test_groups_without_variance_are_settled_as_such_and_change_nothing(bench: C
     assert (accounts[Account.ZERO_VARIANCE], accounts[Account.TRAINED]) == (3 * 4 * ACTIONS, 0)
     assert [step.changed_fraction for step in made.recorder.steps] == [0.0, 0.0, 0.0]
     assert [step.groups_zero_variance for step in made.recorder.steps] == [2, 2, 2]
+
+
+def test_the_log_says_which_update_took_a_trajectory_in(bench: Callable[..., Bench], logged: Logged) -> None:
+    bench(lambda task, version: {"reward": 1.0} if "g0" in task.trajectory_id else split(task, version)).run()
+    for trajectory_id, into in (("s2g0-1", "zero_variance"), ("s2g1-1", "trained")):
+        (update,) = (one for one in logged.of(trajectory_id) if one["event"] == "update")
+        assert update["version"] == 2
+        assert [what for what, those in update.items() if isinstance(those, list) and trajectory_id in those] == [into]
 
 
 def test_failed_and_empty_trajectories_are_data(bench: Callable[..., Bench]) -> None:
@@ -317,3 +355,19 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_published(ben
         made.run()
     assert made.engine_versions.published == {}
     assert made.closes()[Account.ABORTED] == 4 * ACTIONS
+
+
+def test_every_step_tells_how_far_its_policy_was_from_the_first_one(bench: Callable[..., Bench]) -> None:
+    made = bench(split)
+    made.run()
+    assert [step.reference_kl for step in made.recorder.steps] == [4 / 8] * 3
+
+
+def test_an_actor_that_is_lost_ends_the_run_with_all_tokens_accounted_for(bench: Callable[..., Bench]) -> None:
+    made = bench(split)
+    made.actor.dies_at = 2
+    with pytest.raises(ClusterError, match="actor is dead"):
+        made.run()
+    accounts = made.closes()
+    assert (accounts[Account.TRAINED], accounts[Account.ABORTED]) == (4 * ACTIONS, 4 * ACTIONS)
+    assert list(made.engine_versions.published) == [1]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stand_ins import END, Answer, Lost, Refused, Script, ScriptedSupervisor, in_turn
+from stand_ins import END, Answer, Lost, Refused, Script, ScriptedSupervisor, a_sampler, in_turn
 
 from rose.errors import EngineError
 from rose.ledger import Account
 from rose.records import Finish, RequestPart, VersionSpan
 from rose.trainer.books import Books
-from rose.trainer.sampler import SampledTurn, SamplingSettings, TurnSampler
+from rose.trainer.sampler import SampledTurn, SamplingSettings, vouched
+from rose_executor.token_page import RequestCount
+from rose_scheduler.client import Turn
 
 PROMPT = [10, 11]
 
@@ -22,12 +24,12 @@ class Bench:
     def __init__(self, books: Books, script: Script, attempts_max: int = 3, max_new_tokens: int = 6) -> None:
         self.books = books
         self.supervisor = ScriptedSupervisor(script, books.watch)
-        settings = SamplingSettings(1.0, max_new_tokens, (END,), attempts_max)
-        self._sampler = TurnSampler(self.supervisor, books, settings)  # type: ignore[arg-type]
+        settings = SamplingSettings(1.0, max_new_tokens, (END,), attempts_max, lease_wait_s=5.0, lease_hold_s=5.0)
+        self._sampler = a_sampler(self.supervisor, books, settings)
         books.open_trajectory("t")
 
     def sample(self) -> SampledTurn:
-        return asyncio.run(self._sampler.sample("t", 0, list(PROMPT)))
+        return asyncio.run(self._sampler.sample(Turn("t", "g", 0, len(PROMPT)), list(PROMPT)))
 
     def account(self, account: Account) -> int:
         """Tokens in an account once the trajectory is trained."""
@@ -99,12 +101,31 @@ def test_attempts_are_bounded_and_every_one_is_booked(books: Books) -> None:
     assert bench.account(Account.UNRECEIVED) == 3
 
 
-def test_tokens_that_no_version_can_be_given_end_the_turn_but_are_counted(books: Books) -> None:
-    bench = Bench(books, in_turn(Lost((5, 6), generated=3, version=None)))
-    with pytest.raises(EngineError, match="cannot be stamped"):
-        bench.sample()
-    assert bench.account(Account.UNRECEIVED) == 1
+def test_tokens_of_which_nobody_knows_the_version_are_thrown_away_but_counted(books: Books) -> None:
+    bench = Bench(books, in_turn(Lost((5, 6), generated=3, version=None), Answer((7, END), 1)))
+    turn = bench.sample()
+    assert (turn.output_ids, turn.versions) == ([7, END], [VersionSpan(1, 0, 2)])
+    assert bench.supervisor.asked[1].token_ids == (10, 11)
+    assert bench.account(Account.UNRECEIVED) == 3
     assert books.ledger.accounts()[Account.TRAINED] == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "versions"),
+    [
+        (RequestCount(2, 7, 7, False), (VersionSpan(7, 0, 2),)),
+        (RequestCount(5, 7, 7, True), (VersionSpan(7, 0, 2),)),
+        (RequestCount(3, 7, 8, True), None),
+        (RequestCount(1, 7, 7, True), None),
+        (RequestCount(0, None, None, True), None),
+        (None, None),
+    ],
+)
+def test_a_count_vouches_for_what_arrived_if_all_is_of_one_version(
+    count: RequestCount | None, versions: tuple[VersionSpan, ...] | None
+) -> None:
+    assert vouched(count, 2) == versions
+    assert vouched(count, 0) == ()
 
 
 def test_a_refused_request_is_not_repeated_and_waits_for_no_count(books: Books) -> None:

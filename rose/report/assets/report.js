@@ -24,10 +24,22 @@
     return +value.toPrecision(6) + "";
   };
 
-  // Each layer of a stack is drawn from 0 to its cumulated top, the highest first.
+  // Seconds after the run began as min:s, with their sign before it.
+  const clock = (at_s) => {
+    const whole = Math.abs(Math.round(at_s));
+    return (at_s <= -0.5 ? "−" : "") + Math.floor(whole / 60) + ":" + String(whole % 60).padStart(2, "0");
+  };
+  const at = (chart, x) => (x == null ? "–" : chart.x_time ? clock(x) : x + "");
+  const onTop = (chart) => chart.kind === "stack" || chart.kind === "area";
+  const shown = (chart) => (onTop(chart) ? [...chart.series].reverse() : chart.series);
+
+  const known = (chart, i) => chart.series.some((series) => series.values[i] != null);
+
+  // Each layer of a stack is drawn from 0 to its cumulated top, the highest first; nothing where nothing is known.
   function stacked(chart) {
-    const sums = chart.x.map(() => 0);
-    return chart.series.map((series) => series.values.map((value, i) => (sums[i] += value || 0))).reverse();
+    const sums = chart.x.map((x, i) => (known(chart, i) ? 0 : null));
+    const add = (value, i) => (sums[i] == null ? null : (sums[i] += value || 0));
+    return chart.series.map((series) => series.values.map(add)).reverse();
   }
 
   function line(u, y, style, dash) {
@@ -53,6 +65,25 @@
     u.ctx.textAlign = "right";
     u.ctx.textBaseline = "top";
     u.ctx.fillText(limit.label, u.bbox.left + u.bbox.width, at + 4 * devicePixelRatio);
+    u.ctx.restore();
+  }
+
+  // Where the run began, if the chart starts before it.
+  function drawBeginning(u, chart) {
+    if (!chart.x_time || chart.x[0] >= 0) return;
+    const x = Math.round(u.valToPos(0, "x", true)) + 0.5;
+    u.ctx.save();
+    u.ctx.strokeStyle = u.ctx.fillStyle = colour("quiet");
+    u.ctx.lineWidth = devicePixelRatio;
+    u.ctx.setLineDash([2 * devicePixelRatio, 3 * devicePixelRatio]);
+    u.ctx.beginPath();
+    u.ctx.moveTo(x, u.bbox.top);
+    u.ctx.lineTo(x, u.bbox.top + u.bbox.height);
+    u.ctx.stroke();
+    u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
+    u.ctx.textAlign = "right";
+    u.ctx.textBaseline = "top";
+    u.ctx.fillText("alone", x - 5 * devicePixelRatio, u.bbox.top);
     u.ctx.restore();
   }
 
@@ -95,20 +126,23 @@
     return Array.from({ length: count }, (_, i) => 10 ** (first + i));
   }
 
+  function path(chart) {
+    if (chart.kind === "stack") return uPlot.paths.bars({ size: [0.7, 44], align: 0 });
+    return chart.kind === "steps" ? uPlot.paths.stepped({ align: 1 }) : undefined;
+  }
+
   function seriesOptions(chart) {
-    const stack = chart.kind === "stack";
-    const shown = stack ? [...chart.series].reverse() : chart.series;
-    return shown.map((series) => {
+    return shown(chart).map((series) => {
       const drawn = colour(series.colour);
       const points = series.low != null;
       return {
         label: series.label,
         stroke: drawn,
-        width: stack || points ? 0 : 2,
-        fill: stack ? drawn : undefined,
-        spanGaps: !points,
-        paths: stack ? uPlot.paths.bars({ size: [0.7, 44], align: 0 }) : undefined,
-        points: { show: !stack, size: points ? 9 : 5, fill: drawn, stroke: drawn },
+        width: onTop(chart) || points ? 0 : 2,
+        fill: onTop(chart) ? drawn : undefined,
+        spanGaps: !points && !chart.x_time,
+        paths: path(chart),
+        points: { show: !onTop(chart) && !chart.x_time, size: points ? 9 : 5, fill: drawn, stroke: drawn },
         value: (u, raw, index, at) => words(chart.unit, at == null ? null : series.values[at]),
       };
     });
@@ -118,27 +152,30 @@
     const axis = { stroke: colour("quiet"), font: "12px system-ui, sans-serif", grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
     const single = chart.series.length === 1;
     const last = chart.x.length - 1;
-    const pad = chart.kind === "stack" ? 0.6 : chart.x.length === 1 ? 1 : 0.25;
+    const latest = Math.max(0, chart.x.findLastIndex((x, i) => known(chart, i)));
+    const pad = chart.x_time ? 0 : chart.kind === "stack" ? 0.6 : chart.x.length === 1 ? 1 : 0.25;
     return {
       width,
       height,
-      padding: [10, 8, 0, 0],
+      padding: [10, chart.x_time ? 20 : 8, 0, 0],
       scales: {
         x: { time: false, range: () => [chart.x[0] - pad, chart.x[last] + pad] },
         y: { distr: chart.scale === "log" ? 3 : 1, range: yRange(chart) },
       },
       axes: [
         { ...axis, grid: { show: false }, label: chart.x_label, labelSize: 20, labelFont: "12px system-ui, sans-serif", size: 28,
-          incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], space: 34 },
+          ...(chart.x_time
+            ? { incrs: [1, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600], space: 52, values: (u, values) => values.map(clock) }
+            : { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000], space: 34 }) },
         { ...axis, size: 54, ...(chart.scale === "log" ? { splits: powersOfTen } : {}), values: (u, values) => values.map((value) => tick(chart.unit, value)), space: 32 },
       ],
-      series: [{ label: chart.x_label, value: (u, raw) => (raw == null ? "–" : raw + "") }, ...seriesOptions(chart)],
-      legend: { show: true, live: true, markers: { width: 0, fill: (u, i) => colour((chart.kind === "stack" ? [...chart.series].reverse() : chart.series)[i - 1].colour) } },
-      cursor: { y: false, drag: { x: false, y: false }, points: { show: !single && chart.kind !== "stack" } },
+      series: [{ label: chart.x_label, value: (u, raw) => at(chart, raw) }, ...seriesOptions(chart)],
+      legend: { show: true, live: true, markers: { width: 0, fill: (u, i) => colour(shown(chart)[i - 1].colour) } },
+      cursor: { y: false, drag: { x: false, y: false }, points: { show: !single && !onTop(chart) } },
       hooks: {
-        draw: [(u) => { drawIntervals(u, chart); if (chart.limit) drawLimit(u, chart.limit); }],
-        ready: [(u) => u.setLegend({ idx: last })],
-        setCursor: [(u) => { if (u.cursor.idx == null) u.setLegend({ idx: last }); }],
+        draw: [(u) => { drawIntervals(u, chart); drawBeginning(u, chart); if (chart.limit) drawLimit(u, chart.limit); }],
+        ready: [(u) => u.setLegend({ idx: latest })],
+        setCursor: [(u) => { if (u.cursor.idx == null) u.setLegend({ idx: latest }); }],
       },
     };
   }
@@ -150,7 +187,7 @@
       const chart = charts[place.dataset.chart];
       const size = chart.wide ? "wide" : "small";
       const [width, height] = printing ? PRINT_PX[size] : [place.clientWidth, SCREEN_HEIGHT_PX[size]];
-      const layers = chart.kind === "stack" ? stacked(chart) : chart.series.map((series) => series.values);
+      const layers = onTop(chart) ? stacked(chart) : chart.series.map((series) => series.values);
       return new uPlot(options(chart, width, height), [chart.x, ...layers], place);
     });
   }
