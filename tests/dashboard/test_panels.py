@@ -136,7 +136,10 @@ def test_tiles_of_a_rollout() -> None:
     }
     shown = told(latest)
     assert (shown["Rollout tokens/s"].value, shown["Rollout tokens/s"].says) == ("400", "25 % of them lent")
-    assert shown["Success"].says == "of episodes in training"
+    assert (shown["Success"].value, shown["Success"].says) == ("50 %", "in training")
+    evaluated = told({**latest, key(RUN, "success", "evaluation"): 0.25})
+    assert evaluated["Success"].says == "in training; held-out when last tried: 25 %"
+    assert told({key(RUN, "success", "evaluation"): 0.25})["Success"].value == "25 %"
     assert shown["Tokens in no account"].tone == "good"
     assert told({**latest, key(RUN, "gap"): 12.0})["Tokens in no account"].tone == "plain"
     assert told({}) == {}
