@@ -20,7 +20,7 @@ from rose.status import StatusBoard
 from rose.waits import WaitBoard
 from rose_executor.agent import Agent, Joined
 from rose_executor.agent_figures import AgentFigures
-from rose_executor.counts_service import serve_counts
+from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
 from rose_executor.engine_settings import EngineSettings
@@ -136,10 +136,12 @@ class _Program:
         section, join = self._config.executor, self._config.join
         asked = _signals()
         async with contextlib.AsyncExitStack() as stack:
+            questions = Questions(self._agent.alive)
             server, counts_address = await serve_counts(
-                self._shelf, self._agent.alive, port=section.port, token=self._token
+                self._shelf, questions.alive, port=section.port, token=self._token
             )
             stack.push_async_callback(server.stop, _END_GRACE_S)
+            stack.push_async_callback(questions.over, self._waits)
             shown = stack.enter_context(
                 contextlib.closing(serve_metrics(section.metrics_port, self._metrics.registry, self._agent.unhealthy))
             )
