@@ -90,6 +90,9 @@ class Engines:
         if source is None:
             source = self._sources[lease.counts_address] = self._counts(lease.counts_address)
         engine_id, incarnation = lease.engine_id, lease.incarnation
+        for (earlier_id, _), earlier in self._lent.items():
+            if earlier_id == engine_id:
+                earlier.also_at(source)
 
         def told(state: str, words: str) -> None:
             if state == "silent":

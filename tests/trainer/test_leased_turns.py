@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
-from lent_tools import Fleet, Still, fleet
+from lent_tools import Executor, Fleet, Page, Still, fleet
 from service_tools import until
 from stand_ins import END, Answer, Lost, Silent
 
@@ -291,3 +291,21 @@ def test_what_lent_engines_lose_is_no_attempt_of_the_run_s_own(books: Books) -> 
 
     on_fleet(books, body)
     accounts(books, trained=4)
+
+
+def test_a_dead_incarnation_is_asked_about_where_its_executor_has_come_up_again(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Lost((5, 6), generated=4))
+        sampling = asyncio.create_task(made.sample(0))
+        await until(lambda: guest.asked != [])
+        guest.executor.away = True
+        anew = made.executors["anew"] = Executor({"guest": guest.page, "second": Page()})
+        guest.engine_id, guest.executor = "second", anew
+        offer = EngineOffered("guest", "second", EngineKind.LENT, "http://guest", 4, 0, "anew")
+        await made.here.client.offer(offer)
+        await made.here.client.beat(offer, EngineState(0, 4, 0.0))
+        assert (await sampling).output_ids == [END]
+
+    on_fleet(books, body)
+    accounts(books, trained=1, unreceived=4)
+    assert books.trusted() == ()
