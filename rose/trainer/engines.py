@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from rose.errors import EngineError
 from rose.logs import logger
@@ -77,7 +78,8 @@ class Engines:
         async with asyncio.TaskGroup() as group:
             while True:
                 engine = await self._new.get()
-                group.create_task(engine.run(), name=f"counts of {engine.engine_id}")
+                counting = engine.run(partial(self._recount, engine))
+                group.create_task(counting, name=f"counts of {engine.engine_id}")
 
     async def close(self) -> None:
         """Have the last counts of lent engines booked: once nothing is sampled, before the books are closed."""
@@ -103,6 +105,14 @@ class Engines:
         self._books.watch(engine, lent=True)
         self._new.put_nowait(engine)
         return engine
+
+    def _recount(self, engine: LentEngine) -> None:
+        """Book what was not known in time as soon as it is: a page has room for a bounded number of requests."""
+        for request_id in self._books.unsure(engine):
+            count = engine.final(request_id)
+            if count is not None:
+                self._books.recount(request_id, count.tokens)
+                engine.forget(request_id)
 
     async def _settle(self, engine: LentEngine) -> None:
         unsettled, unsure = self._books.unsettled(engine), self._books.unsure(engine)

@@ -92,23 +92,34 @@ class LentEngine:
             self._met = asyncio.create_task(self._heard())
         await asyncio.shield(self._met)
 
-    async def run(self) -> None:
-        """Ask about once a second until it is dead."""
+    async def run(self, heard: Callable[[], None]) -> None:
+        """Ask about once a second until it is dead; `heard` is called after each answer."""
         while not self._dead:
             await asyncio.sleep(ASK_EVERY_S)
             await self._heard()
+            heard()
 
     async def final_request(self, request_id: str) -> RequestCount | None:
+        """See `TurnEngine`. Of one whose count cannot be had in time, `final` may tell it later."""
         self._awaited.add(request_id)
         try:
-            return await self._waits.within(
+            count = await self._waits.within(
                 self._until_final(request_id), "final count", self.engine_id, FINAL_TIMEOUT_S, boundary="engine"
             )
         except DeadlineExceeded:
             return self._counts.get(request_id)
-        finally:
-            self._awaited.discard(request_id)
-            self._counts.pop(request_id, None)
+        self.forget(request_id)
+        return count
+
+    def final(self, request_id: str) -> RequestCount | None:
+        """The count of a request to which nothing is added any more, None if there is none yet."""
+        count = self._counts.get(request_id)
+        return count if count is not None and (self._dead or count.finished) else None
+
+    def forget(self, request_id: str) -> None:
+        """Ask about this request no longer."""
+        self._awaited.discard(request_id)
+        self._counts.pop(request_id, None)
 
     async def news_of_death(self) -> None:
         with contextlib.suppress(DeadlineExceeded):

@@ -113,6 +113,28 @@ def test_tokens_whose_executor_is_away_are_thrown_away_and_counted_when_it_is_ba
     assert books.trusted() == ()
 
 
+def test_what_was_not_counted_in_time_is_counted_before_the_page_forgets_it(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Still((5, 6), generated=4))
+        sampling = asyncio.create_task(made.sample(0))
+        await until(lambda: guest.asked != [])
+        guest.executor.away = True
+        await made.lend("other", Answer((7, END)))
+        await sampling
+        lent = made.engines._lent["guest", "guest"]
+        assert books.unsure(lent) == ("t.0.0",)
+        guest.executor.away = False
+        await until(lambda: lent.total_tokens() == 4)
+        assert books.unsure(lent) == ("t.0.0",), "what is not finished may still grow"
+        guest.page.counts["t.0.0"] = RequestCount(5, 0, 0, True)
+        await until(lambda: books.unsure(lent) == ())
+        guest.page.retired = guest.page.counts.pop("t.0.0").tokens
+
+    on_fleet(books, body)
+    accounts(books, trained=2, unreceived=5)
+    assert books.trusted() == ()
+
+
 def test_an_executor_that_never_comes_back_leaves_what_arrived_and_a_line_that_says_so(books: Books) -> None:
     async def body(made: Fleet) -> None:
         guest = await made.lend("guest", Lost((5, 6), generated=4))
