@@ -17,6 +17,7 @@ from rose.metrics import ExecutorMetrics
 from rose.metrics import serve as serve_metrics
 from rose.runs import Run, open_service
 from rose.status import StatusBoard
+from rose.stop import first_signal
 from rose.waits import WaitBoard
 from rose_executor.agent import Agent, Joined
 from rose_executor.agent_figures import AgentFigures
@@ -134,7 +135,7 @@ class _Program:
 
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
         section, join = self._config.executor, self._config.join
-        asked = _signals()
+        asked = first_signal()
         async with contextlib.AsyncExitStack() as stack:
             questions = Questions(self._agent.alive)
             server, counts_address = await serve_counts(
@@ -190,17 +191,3 @@ class _Program:
             self._status.fact(name, value)
         self._status.part("partition", partition.name, f"{partition.binds}; {partition.costs}")
         log.info("lending", **facts, partition=partition.name)
-
-
-def _signals() -> asyncio.Future[signal.Signals]:
-    """The first signal that asks for the end."""
-    loop = asyncio.get_running_loop()
-    asked: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def ask(signum: signal.Signals) -> None:
-        if not asked.done():
-            asked.set_result(signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, ask, signum)
-    return asked

@@ -36,9 +36,9 @@ _MOMENT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How to sample: `temperature` 0 is greedy; `max_new_tokens` bounds one turn, `attempts_max` how often the run's own
-    engines may lose it.
+    """How to sample: `temperature` 0 is greedy; `max_new_tokens` bounds one turn.
 
+    It is given up when the run's own engines have lost it `attempts_max` times.
     An attempt waits at most `lease_wait_s` for its engine, and may hold it for `lease_hold_s`.
     No seed: vLLM 0.32 on CPU dies of a seeded request whose prompt is computed in pieces.
     """

@@ -368,7 +368,9 @@ def test_a_lent_engine_never_takes_the_place_of_one_of_the_run_s_own() -> None:
     story = Story()
     story.join(most=1)
     story.ask("a")
-    assert only(EngineAnswered, story.offer(incarnation="2", address="there", kind="lent")).standing is Standing.CONFLICT
+    assert (
+        only(EngineAnswered, story.offer(incarnation="2", address="there", kind="lent")).standing is Standing.CONFLICT
+    )
     assert only(EngineAnswered, story.beat()).standing is Standing.KNOWN
     assert next(iter(story.core.engines)).leases == {"a"}
     story.offer("f", kind="lent")

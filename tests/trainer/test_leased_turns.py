@@ -303,10 +303,11 @@ def test_an_engine_that_never_finishes_what_it_was_asked_is_booked_as_far_as_it_
 def test_what_lent_engines_lose_is_no_attempt_of_the_run_s_own(books: Books) -> None:
     async def body(made: Fleet) -> None:
         made.sampler.settings = replace(made.sampler.settings, attempts_max=1)
+        sampling = asyncio.create_task(made.sample())
         for name in ("guest", "neighbour"):
             guest = await made.lend(name, Lost((5,), generated=1), most=1)
-            sampling = asyncio.create_task(made.sample()) if name == "guest" else sampling
-            await until(lambda guest=guest: guest.asked != [])  # type: ignore[misc]
+            while not guest.asked:
+                await asyncio.sleep(0.01)
         await made.lend("other", Answer((7, END)))
         turn = await sampling
         assert (turn.output_ids, turn.finish) == ([5, 5, 7, END], Finish.STOP)
