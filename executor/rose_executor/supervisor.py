@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -91,7 +91,7 @@ class LiveEngine:
         return count.tokens if count is not None else 0
 
     async def final_request(self, request_id: str) -> RequestCount:
-        """The count of a request once this incarnation has finished it or is dead; none at all if it never got any.
+        """The count of a request once this incarnation has finished it or is dead: nothing is added to it any more.
 
         Raises DeadlineExceeded if it neither finishes the request nor can be killed.
         """
@@ -104,7 +104,8 @@ class LiveEngine:
             await self.waits.within(
                 self.dead.wait(), "end by force", self.engine_id, _KILL_TIMEOUT_S, boundary="engine"
             )
-        return self.page.request(request_id) or RequestCount(0, None, None, True)
+        count = self.page.request(request_id)
+        return RequestCount(0, None, None, True) if count is None else replace(count, finished=True)
 
     async def news_of_death(self) -> None:
         """Return once this incarnation is known to be dead, or after a moment: for who has just lost an answer.

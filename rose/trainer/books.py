@@ -107,13 +107,10 @@ class Books:
         self._book(Received(request_id, received_tokens))
         self._book(RequestEnded(request_id, generated_tokens))
 
-    def end_unsure(self, request_id: str, arrived_tokens: int) -> None:
-        """A broken stream whose engine could not be asked: what arrived is thrown away, and counted until it says more.
-
-        Nobody vouches for the version of these tokens, so they are *unreceived*.
-        """
-        self._unsure[request_id] = (self._requests[request_id], arrived_tokens)
-        self.end_request(request_id, 0, arrived_tokens)
+    def end_unsure(self, request_id: str, received_tokens: int, generated_tokens: int) -> None:
+        """As `end_request`, of a broken stream whose engine may have generated more than is known: see `recount`."""
+        self._unsure[request_id] = (self._requests[request_id], generated_tokens)
+        self.end_request(request_id, received_tokens, generated_tokens)
 
     def unsettled(self, engine: CountedEngine) -> tuple[str, ...]:
         """Requests that were sent to this incarnation and are still open."""

@@ -35,6 +35,8 @@ from rose_scheduler.client import SchedulerClient
 
 TELL_TIMEOUT_S = 5.0
 COUNTS_TIMEOUT_S = 5.0
+LENT_SILENCE_S = 20.0
+"""A lent engine may stand still for as long as serving needs its core: then its turns are better off elsewhere."""
 LEND_FILE = "lend.toml"
 TOKEN_FILE = "token"
 
@@ -82,9 +84,10 @@ async def open_leasing(
     Raises ClusterError if it does not start.
     """
     run, timeout_s = recorder.run, job.rollout.turn_timeout_s
+    silence_s = min(timeout_s, LENT_SILENCE_S)
 
     def route(address: str, engine_id: str) -> TokenRoute:
-        return TokenRoute(address, http, engine_id=engine_id, waits=waits, silence_s=timeout_s, total_s=timeout_s)
+        return TokenRoute(address, http, engine_id=engine_id, waits=waits, silence_s=silence_s, total_s=timeout_s)
 
     token_file = run.runtime / TOKEN_FILE
     write_secret(token_file, token)

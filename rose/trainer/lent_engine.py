@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from rose.errors import DeadlineExceeded, EngineError
@@ -22,7 +23,8 @@ from rose_executor.token_route import TokenRoute
 ASK_EVERY_S = 1.0
 SHARE_S = 0.05
 """How long a question is held back for others to join it."""
-FINAL_TIMEOUT_S = 10.0
+FINAL_TIMEOUT_S = 5.0
+"""An engine that lives answers at once; one that stands still for serving may stay so for long."""
 NEWS_TIMEOUT_S = 2.0
 SETTLE_TIMEOUT_S = 10.0
 _AGAIN_S = 0.1
@@ -99,7 +101,7 @@ class LentEngine:
                 self._until_final(request_id), "final count", self.engine_id, FINAL_TIMEOUT_S, boundary="engine"
             )
         except DeadlineExceeded:
-            return None
+            return self._counts.get(request_id)
         finally:
             self._awaited.discard(request_id)
             self._counts.pop(request_id, None)
@@ -132,7 +134,7 @@ class LentEngine:
             await self._heard()
             count = self._counts.get(request_id)
             if not self._silent and (self._dead or (count is not None and count.finished)):
-                return count or RequestCount(0, None, None, True)
+                return RequestCount(0, None, None, True) if count is None else replace(count, finished=True)
             await asyncio.sleep(_AGAIN_S)
 
     async def _until_lost(self) -> None:

@@ -2,7 +2,8 @@
 
 Invariants
 - Tokens that arrived are kept: after a lost engine, or one that cut its answer off, the turn goes on behind them, on
-  whichever engine has room. Kept are only those that the engine's own count stamps with one version.
+  whichever engine has room, but not on a lent one that it was lost on. Kept are only those tokens that the engine's own
+  count stamps with one version.
 - Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, so tokens
   that never arrived, or that nobody can stamp, are *unreceived* and not forgotten.
 - Every attempt has a lease and a deadline; attempts are bounded.
@@ -11,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -88,15 +89,16 @@ class TurnSampler:
         Raises EngineError if an engine refuses the request, or the turn was lost `attempts_max` times; SchedulerError
         if a lease is refused, DeadlineExceeded if there is none in time.
         """
-        turn = SampledTurn([], [], [], [])
+        turn, left = SampledTurn([], [], [], []), set[str]()
         for attempt in range(self.settings.attempts_max):
             request_id = f"{asked.trajectory_id}.{asked.number}.{attempt}"
             prompt = [*token_ids, *turn.output_ids]
             asked_s = time.monotonic()
-            async with self._place(replace(asked, context_tokens=len(prompt))) as (engine, lease):
+            async with self._place(replace(asked, context_tokens=len(prompt)), left) as (engine, lease):
                 leased_s = time.monotonic()
                 self._books.start_request(request_id, asked.trajectory_id, engine)
                 part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids))
+            left.add(engine.incarnation)
             turn.extend(engine.engine_id, request_id, part)
             turn.finish = self._finish(turn, part.finish)
             log.info(
@@ -119,10 +121,10 @@ class TurnSampler:
         )
 
     @asynccontextmanager
-    async def _place(self, asked: Turn) -> AsyncIterator[tuple[TurnEngine, Lease]]:
-        """A lease, and the engine behind it, which is not known to be lost.
+    async def _place(self, asked: Turn, left: Set[str]) -> AsyncIterator[tuple[TurnEngine, Lease]]:
+        """A lease, and the engine behind it: not one that is known to be lost, nor a lent incarnation among `left`.
 
-        Leases on lost ones are kept meanwhile: the scheduler, which does not know yet, would give the same place again.
+        Leases on such are kept meanwhile: the scheduler, which does not know, would give the same place again.
         """
         until_s = time.monotonic() + self.settings.lease_wait_s
         async with AsyncExitStack() as leases:
@@ -131,7 +133,7 @@ class TurnSampler:
                 leasing = self._scheduler.lease(asked, wait_s=left_s, hold_s=self.settings.lease_hold_s)
                 lease = await leases.enter_async_context(leasing)
                 engine = await self._engines.behind(lease)
-                if not engine.lost:
+                if not engine.lost and not (lease.counts_address and engine.incarnation in left):
                     yield engine, lease
                     return
                 lease.outcome = LeaseOutcome.FAILED
@@ -168,18 +170,18 @@ class TurnSampler:
         partial, count = lost.partial, await engine.final_request(request_id)
         arrived = len(partial.output_ids)
         versions = vouched(count, arrived)
-        if count is None:
-            self._books.end_unsure(request_id, arrived)
-        elif versions is None:
-            self._books.end_request(request_id, 0, count.tokens)
+        received = 0 if versions is None else arrived
+        generated = arrived if count is None else max(count.tokens, received)
+        if count is not None and count.finished:
+            self._books.end_request(request_id, received, count.tokens)
         else:
-            self._books.end_request(request_id, arrived, count.tokens)
+            self._books.end_unsure(request_id, received, generated)
         log.info(
             "turn resumes",
             request_id=request_id,
             engine_id=engine.engine_id,
-            kept_tokens=0 if versions is None else arrived,
-            thrown_away_tokens=arrived if versions is None else 0,
+            kept_tokens=received,
+            thrown_away_tokens=arrived - received,
             why=lost.what,
         )
         if versions is None:

@@ -31,7 +31,10 @@ class TurnEngine(Protocol):
         ...
 
     async def final_request(self, request_id: str) -> RequestCount | None:
-        """The count of a request that is over, here or there. None if nobody can say in time."""
+        """The count of a request whose stream broke: *finished* if nothing is added to it any more.
+
+        Where that cannot be had in time it is what is known by then, None if that is nothing.
+        """
         ...
 
     async def news_of_death(self) -> None:

@@ -278,7 +278,7 @@ def test_a_count_is_final_once_the_engine_is_dead(tmp_path: Path) -> None:
         bench.process.writer.add("r", 2)
         counting = asyncio.create_task(engine.final_request("r"))
         bench.process.die(-9)
-        assert (await counting) == RequestCount(2, 0, 0, False)
+        assert (await counting) == RequestCount(2, 0, 0, True)
         assert (await engine.final_request("never asked")).tokens == 0
 
     bench.run(body)

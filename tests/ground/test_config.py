@@ -81,6 +81,10 @@ def test_home_is_expanded(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> No
             "evaluation.first_seed = 639: allowed is at least 640, which is train.steps x rollout.groups: training",
         ),
         ("[engine]\nport = 8000", "run.metrics_port = 8000: allowed is any port but engine.port, or 0"),
+        (
+            "[scheduler]\nport = 9000\n[weights]\nport = 9000",
+            "weights.port = 9000: allowed is any port but scheduler.port, or 0",
+        ),
         ("[evaluation]\nfirst_seed = 2147483647", "evaluation.first_seed = 2147483647: allowed is at most 2147483136"),
     ],
 )

@@ -24,6 +24,14 @@ from rose_scheduler.client import EngineState, Turn
 from rose_scheduler.events import EngineKind, EngineOffered
 
 
+@dataclass(frozen=True)
+class Still:
+    """The stream breaks after `ids`; the engine lives, has made `generated`, and does not finish."""
+
+    ids: tuple[int, ...]
+    generated: int
+
+
 @dataclass
 class Page:
     """What an incarnation has counted."""
@@ -62,7 +70,7 @@ class Guest:
 
     engine_id: str
     executor: Executor
-    replies: list[Reply]
+    replies: list[Reply | Still]
     asked: list[tuple[int, ...]] = field(default_factory=list)
 
     @property
@@ -82,6 +90,9 @@ class Guest:
                 self.page.counts[request_id] = RequestCount(generated, first, last, False)
                 self.page.alive = False
                 raise EngineLost(f"{self.engine_id} was lost", PartialOutput(request_id, ids, (-0.5,) * len(ids)))
+            case Still(ids, generated):
+                self.page.counts[request_id] = RequestCount(generated, 0, 0, False)
+                raise EngineLost(f"{self.engine_id} was silent", PartialOutput(request_id, ids, (-0.5,) * len(ids)))
             case Silent(generated):
                 self.page.counts[request_id] = RequestCount(generated, 0, 0, False)
                 await asyncio.Event().wait()
@@ -106,7 +117,7 @@ class Fleet:
         settings = SamplingSettings(1.0, 6, (END,), attempts_max, lease_wait_s=LONG_S, lease_hold_s=LONG_S)
         self.sampler = TurnSampler(here.client, self.engines, books, settings)
 
-    async def lend(self, engine_id: str, *replies: Reply, version: int = 0, most: int = 4) -> Guest:
+    async def lend(self, engine_id: str, *replies: Reply | Still, version: int = 0, most: int = 4) -> Guest:
         executor = self.executors.setdefault(f"counts-of-{engine_id}", Executor())
         executor.pages[engine_id] = Page()
         self.guests[engine_id] = Guest(engine_id, executor, list(replies))

@@ -18,11 +18,14 @@ from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.trainer.engine_versions import Applied, EngineVersions
 from rose.trainer.policy import Weights, load_policy, rounded_bf16
 from rose.waits import WaitBoard
+from rose_transfer.distribution import Receiver
 from rose_transfer.snapshot import WEIGHTS, Snapshot
 from rose_transfer.store import Objects, StoreReader, manifest
 from rose_transfer.store import files as store_files
 from rose_transfer.store.buckets import unpack
-from rose_transfer.transport.tcp import TcpServer
+from rose_transfer.transport.access import host_and_port
+from rose_transfer.transport.interface import ObjectMissing
+from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 ENGINE = "engine-0"
 TOKEN = "0123456789abcdef"
@@ -308,6 +311,36 @@ def test_a_folder_whose_taker_was_cancelled_goes_again_and_can_be_taken(
         await folders.give_back(0)
         await settled()
         assert bench.folders() == []
+
+    bench.run(body)
+
+
+def test_versions_are_fetched_from_elsewhere_also_by_one_that_was_overtaken(bench: Bench) -> None:
+    async def body() -> None:
+        host, port = host_and_port(await bench.engine_versions.open())
+        waits = WaitBoard()
+        client = TcpClient(host, port, token=TOKEN, waits=waits)
+        receiver = Receiver(client, bench.folder.with_name("there"), waits=waits)
+        try:
+            offers = receiver.subscribe()
+            await bench.publish(0)
+            await bench.start_engine()
+            first = await anext(offers)
+            assert first.version == 0
+            held = await receiver.fetch(None, None, 0, deadline_s=10.0)
+            for version in (1, 2):
+                await bench.publish(version)
+                await bench.applied(version)
+            await settled()
+            assert bench.kept() == [2]
+            with pytest.raises(ObjectMissing):
+                await receiver.fetch(0, held.fingerprint, 1, deadline_s=10.0)
+            assert (await anext(receiver.subscribe(first))).version == 2
+            fetched = await receiver.fetch(0, held.fingerprint, 2, deadline_s=10.0)
+            assert fetched.fingerprint == StoreReader(bench.folder / "store").fingerprint(2)
+        finally:
+            receiver.close()
+            await client.close()
 
     bench.run(body)
 

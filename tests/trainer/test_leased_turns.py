@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from lent_tools import Fleet, fleet
+from lent_tools import Fleet, Still, fleet
 from service_tools import until
 from stand_ins import END, Answer, Lost, Silent
 
@@ -15,6 +15,7 @@ from rose.ledger import Account
 from rose.records import Finish, VersionSpan
 from rose.trainer import lent_engine
 from rose.trainer.books import Books
+from rose_executor.token_page import RequestCount
 from rose_scheduler.client import EngineState, LeaseRefused, Turn
 from rose_scheduler.events import EngineKind, EngineOffered
 
@@ -73,6 +74,7 @@ def test_a_lent_engine_that_dies_at_a_token_loses_the_turn_to_another_which_goes
         assert (turn.output_ids, turn.finish) == ([5, 6, 7, END], Finish.STOP)
         assert other.asked == [(10, 11, 5, 6)]
         assert [part.engine_id for part in turn.requests] == ["guest", "other"]
+        assert ("guest", "dead", "http://guest") in made.told
 
     on_fleet(books, body)
     accounts(books, trained=4, unreceived=2)
@@ -138,6 +140,21 @@ def test_an_executor_that_is_away_at_the_end_is_no_loss_if_all_was_counted(books
     on_fleet(books, body)
     accounts(books, trained=2)
     assert books.trusted() == ()
+
+
+def test_an_engine_that_stands_still_keeps_no_turn_and_costs_no_token(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Still((5, 6), generated=3))
+        sampling = asyncio.create_task(made.sample())
+        await until(lambda: guest.asked != [])
+        other = await made.lend("other", Answer((7, END)))
+        turn = await sampling
+        assert (turn.output_ids, other.asked) == ([5, 6, 7, END], [(10, 11, 5, 6)])
+        assert books.ledger.accounts()[Account.UNRECEIVED] == 1
+        guest.page.counts["t.0.0"] = RequestCount(4, 0, 1, True)
+
+    on_fleet(books, body)
+    accounts(books, trained=4, unreceived=2)
 
 
 def test_an_engine_whose_executor_does_not_answer_gets_no_turn(books: Books) -> None:
@@ -229,7 +246,7 @@ def test_turns_that_a_stop_cuts_off_are_booked_with_the_executor_s_count(books: 
         await asyncio.sleep(0.2)
         assert not closing.done(), "what is not finished may still grow"
         for request_id, count in guest.page.counts.items():
-            guest.page.counts[request_id] = type(count)(count.tokens + 1, 0, 0, True)
+            guest.page.counts[request_id] = RequestCount(count.tokens + 1, 0, 0, True)
         await closing
         books.close()
 

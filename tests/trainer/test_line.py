@@ -85,9 +85,12 @@ def test_calls_of_one_moment_share_messages_and_begin_in_order() -> None:
 def test_no_answer_waits_for_another() -> None:
     async def play() -> None:
         site = Site()
-        slow = asyncio.ensure_future(site.line.call("slow", "late"))
-        assert await site.line.call("quick", "early") == "early"
+        slow, quick = (asyncio.ensure_future(site.line.call(*call)) for call in (("slow", "late"), ("quick", "early")))
+        async with asyncio.timeout(20):
+            assert await quick == "early"
+        await asyncio.sleep(0.05)
         assert not slow.done()
+        assert site.rank.messages == ["take", "answers", "answers"]
         site.kitchen.door.set()
         assert await slow == "late"
 

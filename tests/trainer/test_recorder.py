@@ -197,3 +197,40 @@ def _recorder(
 def test_open_requests_at_the_report_are_a_gap_and_not_an_error(bench: Bench) -> None:
     bench.books.open_trajectory("t")
     assert bench.recorder.report("stopped").ledger.accounts[Account.IN_FLIGHT.value] == 0
+
+
+class Counted:
+    """One incarnation, which has counted so many tokens."""
+
+    incarnation = "a"
+
+    def __init__(self, engine_id: str, tokens: int) -> None:
+        self.engine_id, self._tokens = engine_id, tokens
+
+    def total_tokens(self) -> int:
+        return self._tokens
+
+    def request_tokens(self, request_id: str) -> int:
+        return 0
+
+
+def test_the_report_says_what_came_from_which_engine_and_on_whose_word(bench: Bench) -> None:
+    own, guest = Counted("engine-0", 5), Counted("guest", 0)
+    bench.books.watch(own)
+    bench.books.watch(guest, lent=True)
+    bench.books.open_trajectory("t")
+    bench.books.start_request("r0", "t", own)
+    bench.books.end_request("r0", 5)
+    bench.books.start_request("r1", "t", guest)
+    bench.books.end_unsure("r1", 2, 3)
+    bench.books.settle("t", Account.TRAINED)
+    assert bench.books.trust(guest, "nobody answers")
+    bench.books.close()
+    report = bench.recorder.report("finished")
+    rows = [(row.engine_id, row.kind, row.tokens_received, row.requests, row.lost_requests) for row in report.engines]
+    assert rows == [("engine-0", "dedicated", 5, 1, 0), ("guest", "lent", 2, 1, 1)]
+    assert report.guest_share == 2 / 7
+    assert (report.ledger.gap, report.ledger.accounts["unreceived"]) == (0, 1)
+    (line,) = report.ledger.violations
+    assert "guest" in line
+    assert "nobody answers" in line

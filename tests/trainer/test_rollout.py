@@ -11,7 +11,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from stand_ins import END, Answer, Asked, Logged, Lost, Refused, Script, ScriptedSupervisor, Silent, World, a_sampler
+from stand_ins import (
+    END,
+    Answer,
+    Asked,
+    Logged,
+    Lost,
+    Refused,
+    Script,
+    ScriptedScheduler,
+    ScriptedSupervisor,
+    Silent,
+    World,
+)
 
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
@@ -22,8 +34,10 @@ from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
 from rose.trainer.probe_prompts import probe_prompts
 from rose.trainer.rollout import Rollout, Task, why_none_completed
-from rose.trainer.sampler import SamplingSettings
+from rose.trainer.sampler import SamplingSettings, TurnSampler
 from rose.waits import WaitBoard
+from rose_scheduler.client import LeaseRefused, Turn
+from rose_scheduler.events import Reason
 
 A_WORD = 40
 CONTEXT = 256
@@ -72,8 +86,9 @@ class Bench:
     ) -> None:
         self.supervisor = ScriptedSupervisor(script, self.books.watch)
         sampling = SamplingSettings(1.0, 4, (END,), attempts_max=2, lease_wait_s=5.0, lease_hold_s=5.0)
+        self.scheduler = ScriptedScheduler(self.supervisor)
         self.rollout = Rollout(
-            a_sampler(self.supervisor, self.books, sampling),
+            TurnSampler(self.scheduler, self.scheduler, self.books, sampling),  # type: ignore[arg-type]
             EnvironmentHost(world.make, WaitBoard(), settings),
             renderer or self._renderer,
             self.books,
@@ -247,6 +262,31 @@ def test_an_engine_that_refuses_one_turn_aborts_that_trajectory_alone(bench: Ben
     assert [each.outcome for each in played] == [Outcome.COMPLETED, Outcome.ABORTED, Outcome.COMPLETED]
     assert "refused" in played[1].failure
     assert bench.closes()[Account.ABORTED] == 2 + 12
+
+
+def test_a_scheduler_that_refuses_one_lease_aborts_that_trajectory_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = ScriptedScheduler.lease
+
+    def lease(self: ScriptedScheduler, turn: Turn, **terms: float) -> Any:
+        if (turn.trajectory_id, turn.number) == ("t1", 1):
+            raise LeaseRefused(Reason.CONFLICT, "another group")
+        return real(self, turn, **terms)
+
+    monkeypatch.setattr(ScriptedScheduler, "lease", lease)
+    played = bench.play(World(), [a_task(i) for i in range(3)])
+    assert [each.outcome for each in played] == [Outcome.COMPLETED, Outcome.ABORTED, Outcome.COMPLETED]
+    assert "the lease is refused (conflict)" in played[1].failure
+    assert bench.closes()[Account.ABORTED] == 2 + 12
+
+
+def test_turns_are_leased_for_their_group_and_the_version_that_the_task_asks_for(bench: Bench) -> None:
+    bench.play(World(), [a_task(0, min_version=7)])
+    leased = bench.scheduler.leased
+    assert {(turn.trajectory_id, turn.group_id, turn.min_version) for turn in leased} == {("t0", "g", 7)}
+    assert [turn.number for turn in leased] == [0, 1, 2]
+    assert [turn.context_tokens for turn in leased] == [len(asked.token_ids) for asked in bench.supervisor.asked]
 
 
 def test_an_engine_that_refuses_everybody_is_told_by_its_first_refusal(bench: Bench) -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from stand_ins import END, Answer, Lost, Refused, Script, ScriptedSupervisor, a_sampler, in_turn
+from stand_ins import END, Answer, Lost, Refused, Script, ScriptedScheduler, ScriptedSupervisor, in_turn
 
 from rose.errors import EngineError
 from rose.ledger import Account
 from rose.records import Finish, RequestPart, VersionSpan
 from rose.trainer.books import Books
-from rose.trainer.sampler import SampledTurn, SamplingSettings, vouched
+from rose.trainer.sampler import SampledTurn, SamplingSettings, TurnSampler, vouched
 from rose_executor.token_page import RequestCount
 from rose_scheduler.client import Turn
+from rose_scheduler.events import LeaseOutcome
 
 PROMPT = [10, 11]
 
@@ -25,7 +26,8 @@ class Bench:
         self.books = books
         self.supervisor = ScriptedSupervisor(script, books.watch)
         settings = SamplingSettings(1.0, max_new_tokens, (END,), attempts_max, lease_wait_s=5.0, lease_hold_s=5.0)
-        self._sampler = a_sampler(self.supervisor, books, settings)
+        self.scheduler = ScriptedScheduler(self.supervisor)
+        self._sampler = TurnSampler(self.scheduler, self.scheduler, books, settings)  # type: ignore[arg-type]
         books.open_trajectory("t")
 
     def sample(self) -> SampledTurn:
@@ -90,6 +92,8 @@ def test_an_answer_that_the_engine_cut_off_goes_on_like_a_lost_one(books: Books)
     turn = bench.sample()
     assert (turn.output_ids, turn.finish) == ([5, 6, 7, END], Finish.STOP)
     assert bench.supervisor.asked[1].token_ids == (10, 11, 5, 6)
+    cut, done = bench.scheduler.ended
+    assert (cut.outcome, cut.tokens, done.outcome, done.tokens) == (LeaseOutcome.CUT, 2, None, 2)
     assert bench.account(Account.TRAINED) == 4
 
 
