@@ -106,8 +106,9 @@ class Agent:
         process = self._process
         if process is None or not incarnation or process.incarnation != incarnation:
             return False
-        life = self._life
-        return life is None or life.live.incarnation != incarnation or not life.live.dead.is_set()
+        if self._life is not None and self._life.live.incarnation == incarnation:
+            return not self._life.live.dead.is_set()
+        return process.alive
 
     def unhealthy(self) -> str:
         """Why this executor is no guard of its guest just now, "" if it is. From any thread."""

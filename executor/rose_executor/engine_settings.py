@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose.errors import ClusterError, ConfigError
-from rose_transfer.snapshot import model_shapes
+from rose_transfer.layout.checkpoint import model_shapes
 
 # Kernel limit of a unix socket's path, less the terminating zero and the dot of its first name.
 _SOCKET_PATH_BYTES_MAX = 106

@@ -36,12 +36,13 @@ class ThreadPartitioner:
     def __init__(self, cores: Collection[int], why: str) -> None:
         self._cores = checked_cores(cores)
         self._why = why
-        self._guests: set[int] = set()
+        self._guests: set[psutil.Process] = set()
 
     def place(self, pid: int, role: Role) -> None:
         place_threads(pid, lambda thread: self._place_thread(thread, role))
         if role is Role.GUEST:
-            self._guests.add(pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._guests.add(psutil.Process(pid))
             lower_sessions(pid)
 
     def freeze(self) -> None:
@@ -73,7 +74,9 @@ class ThreadPartitioner:
     def _signal(self, signum: signal.Signals) -> None:
         reached: set[int] = set()
         for _ in range(_PASSES_MAX):
-            alive = {pid for guest in self._guests for pid in _family(guest)}
+            # The number of a guest that is gone may be somebody else's by now.
+            self._guests = {guest for guest in self._guests if guest.is_running()}
+            alive = {pid for guest in self._guests for pid in _family(guest.pid)}
             if alive <= reached:
                 return
             for pid in alive - reached:

@@ -49,8 +49,9 @@ from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
 from rose_transfer.distribution.outlet import Outlet
+from rose_transfer.layout.checkpoint import model_shapes
 from rose_transfer.layout.layout import Parameter
-from rose_transfer.snapshot import Snapshot, check_tensors, model_shapes
+from rose_transfer.snapshot import Snapshot, check_tensors
 from rose_transfer.store import Store
 from rose_transfer.store.buckets import pack
 from rose_transfer.store.packing import pack_whole

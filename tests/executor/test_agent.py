@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -189,9 +190,21 @@ def test_an_executor_that_looks_no_more_says_so(folder: Path, tiny_model: Path) 
     scene.shelf.close()
 
 
-def test_nobody_is_alive_before_there_is_a_guest(folder: Path, tiny_model: Path) -> None:
+def test_alive_is_the_guest_of_now_until_it_is_known_to_be_dead(folder: Path, tiny_model: Path) -> None:
     scene = Scene(folder, tiny_model, Spawner(""))
     assert not scene.agent.alive("")
-    assert not scene.agent.alive("a1" * 8)
+    assert not scene.agent.alive("a1")
+    process = SimpleNamespace(incarnation="a1", alive=True)
+    scene.agent._process = process  # type: ignore[assignment]
+    assert scene.agent.alive("a1")
+    assert not scene.agent.alive("b2")
+    dead = asyncio.Event()
+    scene.agent._life = SimpleNamespace(live=SimpleNamespace(incarnation="a1", dead=dead))  # type: ignore[assignment]
+    assert scene.agent.alive("a1")
+    dead.set()
+    assert not scene.agent.alive("a1")
+    scene.agent._life = None  # its life is over, and no other has begun
+    process.alive = False
+    assert not scene.agent.alive("a1")
     scene.watch.close()
     scene.shelf.close()

@@ -40,7 +40,8 @@ from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.launcher import Launcher
 from rose_executor.page_shelf import PageShelf
-from rose_executor.partitioner import pick_partitioner
+from rose_executor.partition_terms import Role
+from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.slack import SlackPolicy
 from rose_executor.token_route import TokenRoute, open_session
 from rose_transfer.transport.tcp import TcpClient
@@ -72,6 +73,16 @@ class Executor:
         return found[0] if found else ("", "")
 
 
+class Even(ThreadPartitioner):
+    """Holds a guest as ever, but does not lower it: a busy machine would keep it, and the test, waiting for minutes."""
+
+    def __init__(self) -> None:
+        super().__init__((), "a test")
+
+    def place(self, pid: int, role: Role) -> None:
+        self._guests.add(psutil.Process(pid))
+
+
 @asynccontextmanager
 async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Executor]:
     """`rig` lends its warm process, so that nobody waits for another."""
@@ -95,7 +106,7 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
         open_service("executor", folder / "runs", waits, {}) as service,
         StatusBoard(service, waits) as status,
         closing(PageShelf(folder / "state", waits)) as shelf,
-        closing(pick_partitioner()) as partitioner,
+        closing(Even()) as partitioner,
         closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), 2**31), partitioner)) as watch,
     ):
         settings = EngineSettings(

@@ -42,6 +42,7 @@ class Upstream:
         self.newest: int | None = None
         self.changed = asyncio.Event()
         self.trouble: list[Exception] = []
+        self.refuses: Exception | None = None
         self.received_bytes = 0
         self.open = 0
 
@@ -66,6 +67,8 @@ class Upstream:
 
     @asynccontextmanager
     async def receiving(self, control: object) -> AsyncIterator[Any]:
+        if self.refuses is not None:
+            raise self.refuses
         self.open += 1
         try:
             yield self
@@ -218,11 +221,10 @@ async def test_an_engine_that_takes_no_version_is_replaced_and_was_never_offered
 
 
 @in_loop
-async def test_an_engine_that_dies_while_it_is_updated_is_not_killed_once_more() -> None:
+async def test_an_engine_that_is_dead_before_it_is_asked_anything_is_not_killed_once_more() -> None:
     world = World()
-    world.upstream.trouble = [EngineError("the engine does not answer")]
+    world.upstream.refuses = EngineError("the engine does not answer")
     world.dead.set()
-    world.upstream.publish(5)
     await world.running
     assert world.killed == []
 

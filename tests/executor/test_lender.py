@@ -73,6 +73,7 @@ def test_a_scheduler_that_is_away_is_trouble_and_no_more() -> None:
             async with scheduler(int(address.rpartition(":")[2])) as (desk, _):
                 await until(lambda: list(desk.core.engines) and lender.trouble == "")
                 offering.cancel()
+                await asyncio.gather(offering, return_exceptions=True)
 
     asyncio.run(check())
 

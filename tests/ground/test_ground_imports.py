@@ -36,6 +36,10 @@ def test_the_commands_import_without_frameworks() -> None:
     assert loaded_by("import " + ", ".join(f"rose.cli.{name}" for name in COMMANDS)).isdisjoint(HEAVY)
 
 
+def test_an_executor_runs_beside_a_serving_engine_without_frameworks() -> None:
+    assert loaded_by("import rose.cli.executor").isdisjoint(HEAVY)
+
+
 @pytest.mark.parametrize("argument", ["--help", "run --help", "--version"])
 def test_help_imports_hardly_anything(argument: str) -> None:
     code = f"""

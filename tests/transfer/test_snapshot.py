@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 
 from rose.errors import ConfigError, TransferError
 from rose_transfer import snapshot as module
-from rose_transfer.snapshot import WEIGHTS, Snapshot, model_shapes, remove, write
+from rose_transfer.layout.checkpoint import model_shapes
+from rose_transfer.snapshot import WEIGHTS, Snapshot, remove, write
 
 Weights = dict[str, torch.Tensor]
 

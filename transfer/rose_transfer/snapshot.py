@@ -23,9 +23,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from rose.errors import ConfigError, TransferError
+from rose.errors import TransferError
 from rose_transfer.full_disk import is_full
-from rose_transfer.layout.checkpoint import checkpoint_parameters
+from rose_transfer.layout.checkpoint import model_shapes
 
 WEIGHTS = "model.safetensors"
 _BYTES = 2
@@ -46,23 +46,6 @@ class Snapshot:
 
 def version_folder(root: Path, version: int) -> Path:
     return root / f"v{version:06d}"
-
-
-def model_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor in a model folder.
-
-    Raises ConfigError if the folder has no `config.json` or no readable safetensors file.
-    """
-    if not (model_dir / "config.json").is_file():
-        raise ConfigError(
-            f"{model_dir} is not a model folder",
-            expected="a Hugging Face folder with config.json and safetensors files",
-            to_do="check the path of the model",
-        )
-    try:
-        return {name: parameter.shape for name, parameter in checkpoint_parameters(model_dir).items()}
-    except TransferError as error:
-        raise ConfigError(error.what, expected=error.expected, to_do="fetch the model again") from error
 
 
 def write(root: Path, version: int, state_dict: Mapping[str, torch.Tensor], base_dir: Path) -> Snapshot:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from rose.errors import TransferError
+from rose.errors import ConfigError, TransferError
 from rose_transfer.layout.layout import Parameter
 
 _DTYPES: Mapping[str, str] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
@@ -30,10 +30,28 @@ def checkpoint_parameters(model_dir: Path) -> dict[str, Parameter]:
     return parameters
 
 
+def model_shapes(model_dir: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor in a model folder.
+
+    Raises ConfigError if the folder has no `config.json` or no readable safetensors file.
+    """
+    if not (model_dir / "config.json").is_file():
+        raise ConfigError(
+            f"{model_dir} is not a model folder",
+            expected="a Hugging Face folder with config.json and safetensors files",
+            to_do="check the path of the model",
+        )
+    try:
+        return {name: parameter.shape for name, parameter in checkpoint_parameters(model_dir).items()}
+    except TransferError as error:
+        raise ConfigError(error.what, expected=error.expected, to_do="fetch the model again") from error
+
+
 def _file_parameters(file: Path) -> dict[str, Parameter]:
     found: dict[str, Parameter] = {}
     try:
-        with safe_open(file, framework="pt") as opened:
+        # Nothing of the tensors is read; to name torch here would import it.
+        with safe_open(file, framework="numpy") as opened:
             for name in opened.keys():  # noqa: SIM118 - it is no mapping
                 stored = opened.get_slice(name)
                 found[name] = Parameter(tuple(stored.get_shape()), _dtype(file, name, stored.get_dtype()))
