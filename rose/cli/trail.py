@@ -49,12 +49,12 @@ def newest_run(out: Path) -> Path | None:
 
 def footprints(trajectory_id: str, run: Path) -> list[Footprint]:
     """Of the run in the output folder `run` and the services beside it."""
-    whole = re.compile(rb"(?<![\w.-])" + re.escape(trajectory_id.encode()) + rb"(?![\w-])")
-    found = [step for path in _logs_within(run) for step in _read(path, _source(path, run, "run"), whole)]
+    about = _About(trajectory_id)
+    found = [step for path in _logs_within(run) for step in _read(path, _source(path, run, "run"), about)]
     first_s, last_s = _span(run / LOG_FILE)
     for path in _logs_beside(run):
         if _file_written_s(path) >= first_s:
-            beside = _read(path, _source(path, run.parent, _STAMP.sub("", run.parent.name)), whole)
+            beside = _read(path, _source(path, run.parent, _STAMP.sub("", run.parent.name)), about)
             found.extend(step for step in beside if first_s <= step.at_s <= last_s + _AFTER_S)
     return sorted(found, key=lambda step: step.at_s)
 
@@ -68,7 +68,7 @@ def _logs_beside(run: Path) -> Iterator[Path]:
     for pattern in _LOGS:
         yield from sorted(run.parent.glob(pattern))
     for folder in sorted(run.parent.iterdir()):
-        if folder.is_dir() and not folder.is_symlink():
+        if folder.is_dir() and not folder.is_symlink() and folder != run:
             runs = {job.parent for job in folder.rglob(JOB_FILE)}
             yield from (path for path in _logs_within(folder) if runs.isdisjoint(path.parents))
 
@@ -83,7 +83,18 @@ def _source(path: Path, base: Path, itself: str) -> str:
     return "/".join((*folders, *name)) or itself
 
 
-def _read(path: Path, source: str, whole: re.Pattern[bytes]) -> Iterator[Footprint]:
+class _About:
+    """Whether a line is about a trajectory."""
+
+    def __init__(self, trajectory_id: str) -> None:
+        self._id = trajectory_id.encode()
+        self._whole = re.compile(rb"(?<![\w.-])" + re.escape(self._id) + rb"(?![\w-])")
+
+    def __call__(self, line: bytes) -> bool:
+        return self._id in line and self._whole.search(line) is not None  # the first is cheap, and seldom so
+
+
+def _read(path: Path, source: str, about: _About) -> Iterator[Footprint]:
     """What a file that vanishes, or cannot be read on, has said until then."""
     timed = b""
     with suppress(OSError), path.open("rb") as file:
@@ -91,7 +102,7 @@ def _read(path: Path, source: str, whole: re.Pattern[bytes]) -> Iterator[Footpri
             is_json = line.startswith(b"{") and line.endswith(b"}\n")
             if is_json:
                 timed = line  # Only where it is needed is its time read: that takes ten times as long as the search.
-            if whole.search(line):
+            if about(line):
                 values = _values(line) if is_json else {}
                 at_s = _at_s(values or _values(timed))
                 yield Footprint(at_s, source, "" if values else line.decode(errors="replace").strip(), values)

@@ -108,6 +108,11 @@ def test_a_run_without_a_log_of_its_own_still_has_those_of_its_parts(out: Path) 
     assert ("scheduler", "lease granted") in told(footprints("s1g0-1", out / RUN))
 
 
+def test_a_folder_without_a_job_file_is_read_once_too(out: Path) -> None:
+    (out / RUN / "job.toml").unlink()
+    assert len(footprints("s1g0-1", out / RUN)) == 9
+
+
 def test_the_last_line_of_a_run_that_was_killed_may_be_torn(out: Path) -> None:
     with (out / RUN / "log.jsonl").open("a") as log:
         log.write('{"part": "torn')
