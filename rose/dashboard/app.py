@@ -4,7 +4,7 @@ Invariants
 - It answers requests that name a loopback host and nothing else, so that no page of another site can have a browser
   read it by a name that leads here.
 - The page loads from here alone, and runs no script but the files served here: its policy forbids all else.
-- Nothing can be changed through it: there is no method but GET and HEAD.
+- Nothing can be changed through it: there is no method but GET.
 """
 
 from __future__ import annotations

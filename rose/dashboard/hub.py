@@ -68,7 +68,7 @@ class Hub:
             if len(viewer.pending) >= PENDING_MAX:
                 viewer.pending.clear()
                 viewer.behind = True
-            elif not viewer.behind:
+            else:
                 viewer.pending.append(event)
             viewer.told.set()
 

@@ -90,13 +90,16 @@ def _rollout(latest: Mapping[SeriesKey, float]) -> Tile | None:
 
 
 def _success(latest: Mapping[SeriesKey, float]) -> Tile | None:
+    """Of training, which is new with each step; held-out tasks may have been tried long ago."""
     found = of_figure(latest, "success")
-    shown = {label: [value for key, value in found.items() if key.label == label] for label in ("evaluation", "train")}
-    label = next((label for label, values in shown.items() if values), None)
-    if label is None:
-        return None
-    says = "of held-out episodes" if label == "evaluation" else "of episodes in training"
-    return Tile("Success", share(_mean(shown[label])), _of(says, shown[label], "mean"))
+    train = [value for key, value in found.items() if key.label == "train"]
+    held_out = [value for key, value in found.items() if key.label == "evaluation"]
+    if not train:
+        return (
+            Tile("Success", share(_mean(held_out)), _of("of held-out episodes", held_out, "mean")) if held_out else None
+        )
+    says = f"in training; held-out when last tried: {share(_mean(held_out))}" if held_out else "in training"
+    return Tile("Success", share(_mean(train)), _of(says, train, "mean"))
 
 
 def _ledger(latest: Mapping[SeriesKey, float]) -> Tile | None:

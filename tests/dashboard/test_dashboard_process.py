@@ -44,6 +44,7 @@ def test_it_serves_until_a_signal_though_a_page_is_open(tmp_path: Path, signum: 
         page = written_page()
         assert page.facts["address"] == dashboard.url
         assert "rose_dashboard_viewers 1.0" in get(str(page.facts["metrics"]))
+        viewers_become_one_again(dashboard)
         assert list(json.loads(get(f"{dashboard.url}api/state"))["state"]["services"]) == [page.run_id]
         only_loopback_is_answered(dashboard)
         assert dashboard.end(signum) == status
@@ -51,6 +52,17 @@ def test_it_serves_until_a_signal_though_a_page_is_open(tmp_path: Path, signum: 
     assert list_runs(runtime_root()) == []
     (log,) = tmp_path.glob("dashboard-*/log.jsonl")
     assert [json.loads(line)["event"] for line in log.read_text().splitlines()] == ["serving", "ended"]
+
+
+def viewers_become_one_again(dashboard: DashboardProcess) -> None:
+    """After a page that goes in the middle of its stream."""
+    with urllib.request.urlopen(f"{dashboard.url}api/events", timeout=30) as stream:
+        stream.readline()
+        assert "rose_dashboard_viewers 2.0" in get(f"{dashboard.url}metrics")
+    deadline = time.monotonic() + 30
+    while "rose_dashboard_viewers 1.0" not in get(f"{dashboard.url}metrics"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def only_loopback_is_answered(dashboard: DashboardProcess) -> None:

@@ -83,14 +83,13 @@ def test_what_is_lent_is_said_with_its_figures() -> None:
         ({"guest": ("held back", "serving leaves no slack, for 3 s now")}, {}, "serving leaves no slack, for 3 s now."),
         ({"guest": ("waits for weights", "")}, {}, "the guest is not ready; it says: waits for weights."),
         (LENT | {"scheduler": ("no answer", "refused")}, {}, "the scheduler does not answer. refused"),
-        (LENT, {"life": Life.STALE}, "its executor is silent"),
+        (LENT, {"life": Life.STALE}, "its executor is silent, and without that the guest shuts its own gate."),
     ],
 )
 def test_why_nothing_is_lent(parts: dict[str, tuple[str, str]], more: dict[str, Any], words: str) -> None:
     is_lent, said = sentence(parts, **more)
     assert not is_lent
-    assert said.startswith("Nothing is lent: ")
-    assert words in said
+    assert said == f"Nothing is lent: {words}"
 
 
 @pytest.mark.parametrize("life", [Life.DEAD, Life.ENDED])
@@ -137,7 +136,10 @@ def test_tiles_of_a_rollout() -> None:
     }
     shown = told(latest)
     assert (shown["Rollout tokens/s"].value, shown["Rollout tokens/s"].says) == ("400", "25 % of them lent")
-    assert shown["Success"].says == "of episodes in training"
+    assert (shown["Success"].value, shown["Success"].says) == ("50 %", "in training")
+    evaluated = told({**latest, key(RUN, "success", "evaluation"): 0.25})
+    assert evaluated["Success"].says == "in training; held-out when last tried: 25 %"
+    assert told({key(RUN, "success", "evaluation"): 0.25})["Success"].value == "25 %"
     assert shown["Tokens in no account"].tone == "good"
     assert told({**latest, key(RUN, "gap"): 12.0})["Tokens in no account"].tone == "plain"
     assert told({}) == {}

@@ -12,6 +12,7 @@ ROOMS = ("rose", "transfer", "executor", "scheduler", "bench", "tests", "docs", 
 READMES = (
     "README.md",
     "rose/env/README.md",
+    "rose/dashboard/README.md",
     "rose/workload/README.md",
     "transfer/README.md",
     "executor/README.md",

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import generate_latest
 
 from rose.errors import ClusterError
-from rose.metrics import ExecutorMetrics, LoadMetrics, Metrics, SchedulerMetrics, serve
+from rose.metrics import DashboardMetrics, ExecutorMetrics, LoadMetrics, Metrics, SchedulerMetrics, serve
 
 
 def scrape(port: int) -> str:
@@ -40,6 +40,16 @@ leases_held engines remembered open_waits
 def test_the_names_of_a_scheduler() -> None:
     families = list(SchedulerMetrics().registry.collect())
     assert [family.name for family in families] == [f"rose_scheduler_{name}" for name in SCHEDULER_NAMES.split()]
+    assert all(family.documentation.endswith(".") for family in families)
+
+
+DASHBOARD_NAMES = "services addresses_unanswered series series_refused viewers snapshots"
+
+
+def test_the_names_of_a_dashboard() -> None:
+    families = list(DashboardMetrics().registry.collect())
+    expected = [*(f"rose_dashboard_{name}" for name in DASHBOARD_NAMES.split()), "rose_open_waits"]
+    assert [family.name for family in families] == expected
     assert all(family.documentation.endswith(".") for family in families)
 
 

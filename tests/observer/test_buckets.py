@@ -61,6 +61,11 @@ def test_no_values_have_neither() -> None:
     assert share_below(histogram([]), 1.0) is None
 
 
+def test_the_largest_lies_in_its_own_bucket() -> None:
+    assert quantile(histogram([0.05, 0.5]), 1.0) == 1.0
+    assert quantile(histogram([0.05, 0.5]), 0.5) == 0.1
+
+
 def test_what_lies_above_all_bounds_is_said_to_be_at_the_last() -> None:
     seen = {0.1: 1.0, 1.0: 1.0, math.inf: 10.0}
     assert quantile(seen, 0.99) == 1.0

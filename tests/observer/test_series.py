@@ -11,7 +11,11 @@ from rose.observer.series import SeriesStore
 
 FINE, PER_COARSE, COARSE, SERIES_MAX = 6, 3, 4, 3
 
-ticks = st.lists(st.dictionaries(st.sampled_from("abcde"), st.floats(-1e6, 1e6), max_size=4), max_size=60)
+ticks = st.lists(
+    st.dictionaries(st.sampled_from("abcde"), st.floats(-1e6, 1e6), max_size=4),
+    min_size=FINE + PER_COARSE * COARSE,
+    max_size=40,
+)
 
 
 def small() -> SeriesStore[str]:
@@ -23,10 +27,10 @@ def test_bounded_ordered_and_true_to_what_was_appended(told: list[dict[str, floa
     store = small()
     for at_s, values in enumerate(told):
         store.append(float(at_s), values)
-    columns = store.columns()
-    assert len(store) <= SERIES_MAX
-    assert len(columns.times) <= FINE + COARSE
-    assert all(before < after for before, after in pairwise(columns.times))
+        columns = store.columns()
+        assert len(store) <= SERIES_MAX
+        assert len(columns.times) <= FINE + COARSE
+        assert all(before < after for before, after in pairwise(columns.times))
     for key, column in columns.values.items():
         assert len(column) == len(columns.times)
         for at_s, value in list(zip(columns.times, column, strict=True))[-FINE:]:

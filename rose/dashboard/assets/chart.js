@@ -54,7 +54,8 @@ function options(chart, width, span) {
   const axis = { stroke: colour("quiet"), font: FONT, grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
   const shown = drawn(chart);
   const value = (line) => (u, raw, at, i) => figure(chart.unit, i == null ? null : feed.values.get(line.series)?.[i + feed.times.length - u.data[0].length]);
-  const last = (u) => u.setLegend({ idx: u.data[0].length - 1 });
+  // Where nothing is pointed at, the legend tells of now.
+  const settle = (u) => { if (u.cursor.idx == null) u.setLegend({ idx: u.data[0].length - 1 }); };
   return {
     width,
     height: HEIGHT_PX,
@@ -81,8 +82,8 @@ function options(chart, width, span) {
     cursor: { y: false, drag: { x: false, y: false }, sync: { key: "rose" }, points: { show: areas(chart).length === 0 } },
     hooks: {
       draw: [limits(chart)],
-      setData: [last],
-      setCursor: [(u) => { if (u.cursor.idx == null) last(u); }],
+      setData: [settle],
+      setCursor: [settle],
     },
   };
 }

@@ -69,11 +69,16 @@ function Service({ service, few }) {
   </details>`;
 }
 
+// What a service can be found by.
+const textOf = ({ name, life, problem, unanswered, parts = [], waits = [] }) =>
+  [name, life, problem, ...unanswered, ...parts.flatMap((one) => [one.name, one.state, one.detail]),
+    ...waits.flatMap((one) => [one.what, one.whom])].join(" ").toLowerCase();
+
 export function Services({ services }) {
   const [wanted, want] = useState("");
   const all = Object.values(services), few = all.length <= FEW;
   const words = wanted.toLowerCase().split(" ").filter(Boolean);
-  const shown = all.filter((one) => words.every((word) => JSON.stringify(one).toLowerCase().includes(word)));
+  const shown = all.filter((one) => words.every((word) => textOf(one).includes(word)));
   return html`<section><h2>Services</h2>
     ${!few && html`<label class="filter">Show those with <input type="search" value=${wanted} onInput=${(event) => want(event.target.value)} placeholder="stale, engine, a wait ..." /> <span class="quiet">${shown.length} of ${all.length}</span></label>`}
     ${shown.map((service) => html`<${Service} key=${service.id} service=${service} few=${few} />`)}</section>`;
