@@ -17,8 +17,10 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
+import threading
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
@@ -85,6 +87,7 @@ async def local_cluster(runtime: Path, name: str, waits: WaitBoard) -> AsyncIter
             address = await waits.within(_address(process), "start", "Ray", START_S, boundary="cluster")
             connection = _in_thread(_connect, ray, address, name)
             await waits.within(connection, "connection", "Ray", START_S, boundary="cluster")
+            _take_back_signals()
             cluster = Cluster(ray, process)
             try:
                 yield cluster
@@ -156,6 +159,12 @@ def _connect(ray: Any, address: str, name: str) -> None:
     except Exception as error:
         why = next(iter(str(error).splitlines()), "")[:300]
         raise ClusterError(f"Ray at {address} cannot be reached: {type(error).__name__}: {why}") from error
+
+
+def _take_back_signals() -> None:
+    """Ray's native code has taken SIGTERM, and would end this process by it: have Python's own handlers again."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def _to_log(said: dict[str, Any], ignore_prefix: bool) -> None:

@@ -16,11 +16,13 @@ import pytest
 pytestmark = pytest.mark.timeout(240)
 
 STARTER = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 from rose.errors import ClusterError
 from rose.trainer.cluster import local_cluster
 from rose.waits import WaitBoard
+
+signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
 
 async def works():
     print("up", flush=True)
@@ -74,3 +76,11 @@ def test_a_death_of_ray_ends_the_work_with_the_cause(tmp_path: Path) -> None:
         assert process.returncode == 0
         _, left = psutil.wait_procs(family, timeout=30)
         assert left == []
+
+
+def test_signals_stay_those_of_whoever_works_with_ray(tmp_path: Path) -> None:
+    with started(tmp_path) as (process, _):
+        assert process.stdout is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "asked to end\n"
+        assert process.poll() is None
