@@ -204,7 +204,7 @@ class CoservingWorld:
         for at_s, _ in rarer.crashes(self.random):
             self.driver.call(at_s, "the guest dies", self.executor.crash_guest)
         for at_s, down_s in rarer.crashes(self.random):
-            self.driver.call(at_s, "the executor dies", partial(self._kill_executor, down_s * 2))
+            self.driver.call(at_s, "the executor dies", partial(self._kill_executor, 0.3 + down_s))
         for at_s, down_s in rarer.crashes(self.random):
             self.driver.call(at_s, "the scheduler dies", partial(self._kill_scheduler, down_s))
         for at_s, down_s in rarer.crashes(self.random):
@@ -217,7 +217,7 @@ class CoservingWorld:
 
     def _kill_executor(self, down_s: float) -> None:
         if self.executor.up:
-            self.executor.kill(self.random.random() * 2)
+            self.executor.kill(self.random.random() * self.random.choice((0.1, 2.0)))
             self.driver.call(down_s, "the executor starts again", self.executor.start)
 
     def _kill_scheduler(self, down_s: float) -> None:

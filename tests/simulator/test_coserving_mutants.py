@@ -22,6 +22,7 @@ from rose_executor.board import QUOTA, Half, S
 from rose_executor.board_states import Reading, ServingState
 from rose_executor.engine_health import EngineHealth
 from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
+from rose_executor.lending import Lent
 from rose_executor.slack import SlackAdmission, SlackPolicy
 from rose_executor.step_profile import StepProfile
 from rose_scheduler.engines import Engine, Engines
@@ -124,6 +125,10 @@ def _grows_at_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlackAdmission, "_without_flapping", lambda self, fits, now_s: self._policy.tokens_max if fits else 0)
 
 
+def _lends_whatever_happens(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(executor, "lent", lambda seen, trouble, rules, slots_max, now_s: Lent(slots_max, ""))
+
+
 def _excuses_no_step(patch: pytest.MonkeyPatch) -> None:
     """A step that was under way when the gate was shut counts as disobedience."""
     patch.setattr(guest_rules, "STEPS_UNDER_WAY", 0)
@@ -153,6 +158,7 @@ def _takes_more_than_its_quota(patch: pytest.MonkeyPatch) -> None:
         _takes_steps_for_cheap,
         _grows_at_once,
         _excuses_no_step,
+        _lends_whatever_happens,
         _trusts_a_stale_quota,
         _computes_behind_the_gate,
         _takes_more_than_its_quota,
@@ -215,6 +221,10 @@ def _never_finds_an_engine_silent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engines, "next_silence_s", lambda self: None)
 
 
+def _serves_nobody_in_line(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Placement, "_fill", lambda self, engine, now: iter(()))
+
+
 def _never_ends_a_wait(patch: pytest.MonkeyPatch) -> None:
     def overdue(self: Leases, now: float) -> Iterator[Lease]:
         return iter(())
@@ -225,7 +235,7 @@ def _never_ends_a_wait(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [_gives_more_than_there_is_room_for, _never_finds_an_engine_silent, _never_ends_a_wait],
+    [_gives_more_than_there_is_room_for, _never_finds_an_engine_silent, _never_ends_a_wait, _serves_nobody_in_line],
 )
 def test_a_scheduler_that_forgets_its_limits(
     monkeypatch: pytest.MonkeyPatch, plant: Callable[[pytest.MonkeyPatch], None]

@@ -4,7 +4,7 @@ Invariants, checked at every look and at every step that the guest begins
 - Where serving is unknown or late already, the quota on the board is shut after the look, and always fresh.
 - A guest begins no step without a fresh quota that is open, none larger than that, and none that costs more than the
   slack of the look from which its quota came; so a dead executor's guest stops when its last quota is stale.
-- Only a deaf guest is ever frozen.
+- Only a deaf guest is ever frozen. None is lent while serving is unknown, it is frozen, or its gate has long been shut.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rose_executor.board import GUEST, QUOTA, SERVING
 from rose_executor.board_states import ServingState
 from rose_executor.engine_health import Died, EngineHealth, HealthAction, Ready, Start, Wanted
 from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked, Write
-from rose_executor.lending import lent
+from rose_executor.lending import SHUT_S, lent
 from rose_executor.slack import SlackPolicy
 from rose_scheduler.events import EngineKind, EngineOffered
 
@@ -222,6 +222,7 @@ class LendingExecutor:
         if self.up and guest is self.guest:
             self.crash_guest()
             self._rules.replaced()
+            self._shut_s = None  # for the next guest the gate counts as shut from now on
 
     def _started(self, life: int, wait: int, faulty: bool) -> None:
         self._waits.end(wait)
@@ -262,6 +263,9 @@ class LendingExecutor:
             return
         version = follower.runs
         slots = lent(self._seen, "", self._rules, LIMITS.active_seqs, self._driver.now).slots
+        unknown = self._seen is None or self._seen.serving.state is None
+        shut_s = 0.0 if self._shut_s is None else self._driver.now - self._shut_s
+        must(not slots or not (unknown or guest.frozen or shut_s > 2 * SHUT_S), "lent without slack", (slots, shut_s))
         if version != BASE and not self._severed():
             self._driver.call(CALL_S, "", partial(self._host.beat, _offer(guest), version, slots))
         self._driver.call(BEAT_S, "", lambda: self._beat(guest, follower))

@@ -3,7 +3,8 @@
 Invariants, checked against the host's own books
 - A lease is granted only on an incarnation that lives as far as anybody could know, that runs at least the version
   asked for, and that has room of those that this life of the scheduler knows of.
-- Every question is answered once, at the latest at its deadline, as long as the process lives.
+- Every question is answered once, at the latest at its deadline, as long as the process lives. No lease waits that an
+  engine could take.
 """
 
 from __future__ import annotations
@@ -173,13 +174,25 @@ class SchedulerHost:
 
     def _feed(self, event: LeaseAsked | LeaseEnded | Cancelled) -> None:
         self._driver.feed(To(self.part, event))
+        self._room_is_used()
 
     def _tell(self, event: EngineOffered | EngineBeat | EngineGone) -> Standing:
         self._standing = None
         self._driver.feed(To(self.part, event))
         answered: EngineAnswered | None = self._standing
         assert answered is not None
+        if isinstance(event, EngineBeat):
+            self._room_is_used()
         return answered.standing
+
+    def _room_is_used(self) -> None:
+        """Nobody waits for what an engine has room for."""
+        for asked in self._asked.values():
+            for engine in self._engines.values():
+                healthy = self._driver.now - engine.heard_s < LIMITS.beat_deadline_s
+                room = min(engine.slots, engine.offered.max_requests) - len(engine.held)
+                fits = healthy and room > 0 and engine.version >= asked.event.min_version
+                must(not fits, "a lease waits, and an engine has room for it", (asked.event.lease_id, engine.offered))
 
     def _granted(self, grant: Grant) -> None:
         asked, before = self._asked.get(grant.lease_id), self._grants.get(grant.lease_id)
