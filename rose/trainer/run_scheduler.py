@@ -69,7 +69,11 @@ class RunScheduler:
             self._told("starting", f"restart {self._restarts}: {why}")
             port = int(self.address.rpartition(":")[2])
             self._process = await _spawn(self._output, self._token_file, port)
-            await self._serving()
+            try:
+                await self._serving()
+            except ClusterError as error:
+                log.warning("scheduler does not come back", why=error.what)
+                continue
             self._told("ready", f"{self.address}; restarts: {self._restarts}")
 
     async def end(self) -> None:

@@ -144,6 +144,7 @@ def test_an_address_that_is_none_is_refused(setting: Setting) -> None:
     setting.write(weights="127.0.0.1:0")
     with pytest.raises(ConfigError, match="is no address"):
         setting.run()
+    assert not (setting.folder / "runs").exists()
 
 
 def test_cores_that_are_not_there_are_refused(setting: Setting) -> None:
