@@ -47,6 +47,7 @@ class Hub:
         self._waits = waits
         self._metrics = metrics
         self._state: dict[str, Any] = {}
+        self._told: dict[SeriesKey, float] = {}
         self._shown: dict[str, SeriesKey] = {}
         self._viewers: set[_Viewer] = set()
         self._closed = False
@@ -54,7 +55,9 @@ class Hub:
     def seen(self, view: View) -> None:
         """Take a look, and tell every page of it."""
         before, known = self._state, self._store.keys()
-        self._state = page_state(view, known)
+        told = {**self._told, **view.latest}
+        self._told = {key: value for key, value in told.items() if key.source.service in view.services}
+        self._state = page_state(view, known, self._told)
         ids = {line["series"] for chart in self._state["charts"] for line in chart["lines"]}
         self._shown = {name: key for key in known if (name := series_id(key)) in ids}
         self.at_s = view.at_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -19,8 +19,11 @@ PART = "dashboard"
 """The part of a status page by which a dashboard knows another."""
 
 
-def page_state(view: View, known: Iterable[SeriesKey]) -> dict[str, Any]:
-    """The sections; `known` are the series in memory. `idle` says that nothing runs but what looks on."""
+def page_state(view: View, known: Iterable[SeriesKey], told: Mapping[SeriesKey, float]) -> dict[str, Any]:
+    """The sections; `known` are the series in memory, `told` is what each last said, however long ago.
+
+    `idle` says that nothing runs but what looks on.
+    """
     names = short_names(view.services)
     idle = all(_looks_on(service) for service in view.services.values())
     return {
@@ -28,7 +31,7 @@ def page_state(view: View, known: Iterable[SeriesKey]) -> dict[str, Any]:
         "tiles": [asdict(tile) for tile in tiles(view.latest)],
         "lending": [] if idle else [asdict(one) for one in lending(view.services, view.latest, names)],
         "charts": [asdict(chart) for chart in charts(known, view.latest, names)],
-        "runs": runs(view.services, view.latest, names),
+        "runs": runs(view.services, view.latest, told, names),
         "services": {key: service_row(one, view.problems, names) for key, one in view.services.items()},
     }
 

@@ -22,11 +22,12 @@ _PARTS_MAX = 100
 def runs(
     services: Mapping[str, Service],
     latest: Mapping[SeriesKey, float],
+    told: Mapping[SeriesKey, float],
     names: Mapping[str, str],
 ) -> list[dict[str, Any]]:
-    """Every service that has a ledger or says steps, in order."""
+    """Every service that says steps, in order: of one that runs the `latest` figures, of another the last it `told`."""
     return [
-        _run(service, service.page, services, latest, names)
+        _run(service, service.page, services, latest if service.runs else told, names)
         for service in services.values()
         if service.page is not None and "steps" in service.page.facts
     ]

@@ -19,7 +19,7 @@ from rose.errors import ClusterError
 from rose.logs import logger, open_log
 from rose.metrics import ADDRESS, DashboardMetrics
 from rose.observer.measures import SeriesKey
-from rose.observer.observer import observing
+from rose.observer.observer import observe
 from rose.observer.series import SeriesStore
 from rose.runs import open_service, runtime_root
 from rose.status import StatusBoard
@@ -69,9 +69,21 @@ async def _serve(
     board.fact("metrics", f"{address}/metrics")
     board.part(PART, "serving")
     log.info("serving", page=address)
-    async with observing(root, waits, store, hub.seen):
+    looking = asyncio.create_task(observe(root, waits, store, hub.seen), name="observer")
+
+    def end(_: asyncio.Task[None]) -> None:
+        server.should_exit = True
+        hub.close()
+
+    looking.add_done_callback(end)  # without looks there is nothing to serve
+    try:
         ready(f"{address}/")
         await server.serve(sockets=[listening])
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
+    if not looking.cancelled():
+        looking.result()
     log.info("ended", by=asked[0].name if asked else "itself")
     return asked[:1] == [signal.SIGTERM]
 

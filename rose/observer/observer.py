@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +36,7 @@ class View:
 
 
 class Observer:
-    """All services under `root`. Each look goes into `store`, then `seen` is told it. Run by `observing`."""
+    """All services under `root`. Each look goes into `store`, then `seen` is told it. Run by `observe`."""
 
     def __init__(
         self,
@@ -104,18 +103,7 @@ class Observer:
         return scraper, asyncio.create_task(scraper.run(), name=f"metrics of {whom}")
 
 
-@asynccontextmanager
-async def observing(
-    root: Path, waits: WaitBoard, store: SeriesStore[SeriesKey], seen: Callable[[View], None]
-) -> AsyncIterator[None]:
-    """Look until the body ends. Should the looking fail, which is a fault of ours, the body is cancelled."""
-    async with asyncio.TaskGroup() as group:
-        looking = group.create_task(observe(root, waits, store, seen), name="observer")
-        yield
-        looking.cancel()
-
-
 async def observe(root: Path, waits: WaitBoard, store: SeriesStore[SeriesKey], seen: Callable[[View], None]) -> None:
-    """Look until cancelled."""
+    """Look until cancelled. What it raises is a fault of ours."""
     async with ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(limit=0)) as http:
         await Observer(root, http, waits, store, seen).run()

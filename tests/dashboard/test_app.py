@@ -17,6 +17,8 @@ from rose.metrics import DashboardMetrics
 from rose.observer.measures import SeriesKey, Source
 from rose.observer.observer import View
 from rose.observer.series import SeriesStore
+from rose.observer.services import Life, Service
+from rose.status import Page
 from rose.waits import WaitBoard
 
 KEY = SeriesKey(Source("executor-20260801-120000-abcd"), "gate")
@@ -134,6 +136,29 @@ def test_its_own_metrics_scrape_clean() -> None:
     families = {one.name: one for one in text_string_to_metric_families(desk.get("/metrics").text)}
     assert families["rose_dashboard_series"].samples[0].value == 2
     assert "rose_open_waits" in families
+
+
+def test_what_a_run_said_last_is_kept_for_as_long_as_it_is_remembered() -> None:
+    desk = Desk()
+    run_id = "lake-20260801-120000-abcd"
+    page = Page(
+        run_id=run_id,
+        pid=1,
+        output="",
+        started_s=0.0,
+        written_s=0.0,
+        write_failures=0,
+        parts=[],
+        facts={"steps": 9},
+        waits=[],
+    )
+    latest = {SeriesKey(Source(run_id), "account", "trained"): 70.0}
+    for at_s, life, said in ((1.0, Life.LIVE, latest), (2.0, Life.ENDED, {})):
+        desk.hub.seen(View(at_s, {run_id: Service(run_id, life, page, "", at_s)}, said, {}))
+        assert desk.hub.whole()["state"]["runs"][0]["accounts"] == [["trained", 70.0]]
+    desk.hub.seen(View(3.0, {}, {}, {}))
+    desk.hub.seen(View(4.0, {run_id: Service(run_id, Life.ENDED, page, "", 4.0)}, {}, {}))
+    assert desk.hub.whole()["state"]["runs"][0]["accounts"] == []
 
 
 async def next_of(events: AsyncIterator[bytes]) -> tuple[str, Any]:

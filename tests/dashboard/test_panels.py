@@ -195,12 +195,21 @@ def test_a_run_says_how_far_behind_each_engine_is() -> None:
         key(RUN, "account", "unheard of"): 1.0,
         key(RUN, "gap"): 0.0,
     }
-    (run,) = runs(services, latest, short_names(services))
+    (run,) = runs(services, latest, {}, short_names(services))
     assert run["engines"] == [
         {"name": "engine-0", "kind": "dedicated", "state": "healthy", "version": 4.0, "tokens_s": 100, "lag": 0},
         {"name": "executor", "kind": "lent", "state": "lent", "version": 2.0, "tokens_s": None, "lag": 2},
     ]
     assert run["accounts"] == [["trained", 70.0], ["in-flight", 30.0]]
+
+
+def test_a_run_that_ended_is_told_with_its_last_figures() -> None:
+    told = {key(RUN, "account", "trained"): 70.0, key(RUN, "version", "engine-0"): 4.0}
+    facts = {"step": 9, "steps": 9, "version": 4}
+    for life, accounts in ((Life.ENDED, [["trained", 70.0]]), (Life.LIVE, [])):
+        (run,) = runs({RUN: service(RUN, facts=facts, life=life)}, {}, told, {})
+        assert run["accounts"] == accounts
+        assert len(run["engines"]) == len(accounts)
 
 
 def test_a_service_is_told_without_ages_and_with_its_troubles() -> None:
@@ -222,9 +231,9 @@ def test_names_are_short_where_that_is_clear() -> None:
 
 def test_it_says_when_nothing_runs_but_lookers_on() -> None:
     looker = service("dashboard-20260801-120000-abcd", {"dashboard": ("serving", "")})
-    assert page_state(View(1.0, {}, {}, {}), [])["idle"]
-    assert page_state(View(1.0, {looker.service_id: looker}, {}, {}), [])["idle"]
-    assert not page_state(View(1.0, {looker.service_id: looker, RUN: service(RUN)}, {}, {}), [])["idle"]
+    assert page_state(View(1.0, {}, {}, {}), [], {})["idle"]
+    assert page_state(View(1.0, {looker.service_id: looker}, {}, {}), [], {})["idle"]
+    assert not page_state(View(1.0, {looker.service_id: looker, RUN: service(RUN)}, {}, {}), [], {})["idle"]
 
 
 def applied(state: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:

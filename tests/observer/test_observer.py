@@ -13,7 +13,7 @@ import pytest
 
 from rose.metrics import ExecutorMetrics, serve
 from rose.observer.measures import SeriesKey, Source
-from rose.observer.observer import View, observing
+from rose.observer.observer import View, observe
 from rose.observer.series import SeriesStore
 from rose.observer.services import (
     REMEMBERED_MAX,
@@ -49,8 +49,12 @@ async def until(store: SeriesStore[SeriesKey], seen: Callable[[View], bool]) -> 
         if seen(view) and not found.done():
             found.set_result(view)
 
-    async with observing(runtime_root(), WaitBoard(), store, look), asyncio.timeout(60):
-        return await found
+    looking = asyncio.create_task(observe(runtime_root(), WaitBoard(), store, look))
+    try:
+        return await asyncio.wait_for(found, 60)
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
 
 
 def test_what_a_service_says_becomes_series(tmp_path: Path) -> None:

@@ -42,29 +42,32 @@ export function Run({ run }) {
   const success = Object.entries(run.success).map(([purpose, value]) => `${purpose} ${figure("%", value)}`).join(", ");
   return html`<article class="run"><h3>${run.name}<${Life} life=${run.life} /></h3>
     <p class="quiet">step ${run.step} of ${run.steps} <progress max=${run.steps} value=${run.step} aria-label="steps done"></progress> version ${run.version ?? "–"}${success ? ` · success: ${success}` : ""}</p>
-    <div class="pair"><${Engines} engines=${run.engines} /><${Ledger} run=${run} /></div></article>`;
+    <div class="pair">${run.engines.length > 0 && html`<${Engines} engines=${run.engines} />`}<${Ledger} run=${run} /></div></article>`;
 }
 
-function Waits({ waits }) {
+function Waits({ waits, at }) {
   if (!waits.length) return html`<p class="quiet">waits for nothing</p>`;
   return html`<div class="scroll"><table><thead><tr><th scope="col">waits for</th><th scope="col">from</th><th scope="col" class="n">for</th><th scope="col" class="n">deadline</th></tr></thead>
-    <tbody>${waits.map((wait) => { const left = wait.deadline_s - nowS(); return html`<tr key=${wait.what + wait.whom}>
-      <th scope="row">${wait.what}</th><td class="long">${wait.whom}</td><td class="n">${seconds(nowS() - wait.since_s)}</td>
+    <tbody>${waits.map((wait) => { const left = wait.deadline_s - at; return html`<tr key=${wait.what + wait.whom}>
+      <th scope="row">${wait.what}</th><td class="long">${wait.whom}</td><td class="n">${seconds(at - wait.since_s)}</td>
       <td class=${left < 0 ? "n overdue" : "n"}>${left < 0 ? seconds(-left) + " ago" : "in " + seconds(left)}</td></tr>`; })}</tbody></table></div>`;
 }
 
-const Parts = ({ parts }) => html`<div class="scroll"><table><thead><tr><th scope="col">part</th><th scope="col">state</th><th scope="col" class="n">for</th><th scope="col">detail</th></tr></thead>
-  <tbody>${parts.map((part) => html`<tr key=${part.name}><th scope="row">${part.name}</th><td>${part.state}</td><td class="n">${seconds(nowS() - part.since_s)}</td><td class="long">${part.detail}</td></tr>`)}</tbody></table></div>`;
+const Parts = ({ parts, at }) => html`<div class="scroll"><table><thead><tr><th scope="col">part</th><th scope="col">state</th><th scope="col" class="n">for</th><th scope="col">detail</th></tr></thead>
+  <tbody>${parts.map((part) => html`<tr key=${part.name}><th scope="row">${part.name}</th><td>${part.state}</td><td class="n">${seconds(at - part.since_s)}</td><td class="long">${part.detail}</td></tr>`)}</tbody></table></div>`;
 
 function Service({ service, few }) {
   const [open] = useState(few);
   const heard = service.heard_s ? `last heard of ${seconds(nowS() - service.heard_s)} ago` : "";
-  const says = [service.problem, heard, ...service.unanswered].filter(Boolean).join("; ");
+  const ended = service.life === "ended";
+  const says = [service.problem, ended ? "" : heard, ...service.unanswered].filter(Boolean).join("; ");
+  // What is gone waits no longer: it is told as it was when it last spoke.
+  const at = ended || service.life === "dead" ? service.heard_s : nowS();
   return html`<details class="service" open=${open}>
     <summary><strong>${service.name}</strong><${Life} life=${service.life} />
-      <span class="quiet">${service.parts ? service.parts.map((part) => `${part.name} ${part.state}`).join(" · ") : ""}</span>
+      ${ended && html`<span class="quiet">${heard} · </span>`}<span class="quiet">${service.parts ? service.parts.map((part) => `${part.name} ${part.state}`).join(" · ") : ""}</span>
       ${says && html`<span class="trouble">${says}</span>`}</summary>
-    ${service.parts && html`<div class="pair"><${Parts} parts=${service.parts} /><${Waits} waits=${service.waits} /></div>
+    ${service.parts && html`<div class="pair"><${Parts} parts=${service.parts} at=${at} /><${Waits} waits=${service.waits} at=${at} /></div>
       <p class="quiet facts">${service.id} · pid ${service.pid} · output ${service.output}${service.facts.map(([key, value]) => ` · ${key} ${value}`).join("")}</p>`}
   </details>`;
 }
