@@ -74,7 +74,7 @@ class ServingEngine:
 
 
 async def start_serving(settings: ServingSettings, placing: Placing, waits: WaitBoard) -> ServingEngine:
-    """Start it and wait until it is healthy and warm. Raises EngineError or DeadlineExceeded; nothing is left of it then."""
+    """Start it and wait until it is warm. Raises EngineError or DeadlineExceeded; nothing is left of it then."""
     port = free_port()
     child = await start_child(settings.program(port), placing.with_serving, waits)
     engine = ServingEngine(child, f"http://127.0.0.1:{port}")
