@@ -9,18 +9,17 @@ Invariants
 
 from __future__ import annotations
 
-import itertools
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
 from rose.errors import ConfigError
+from rose.keys import Section
 
-JOB_FILE_BYTES_MAX = 1 << 20
 PROBLEMS_SHOWN = 20
 _INT_MAX = 2**31 - 1
 _EXPECTED = "a job file in TOML"
@@ -45,11 +44,7 @@ AnyPath = Annotated[Path, Field(strict=False), AfterValidator(_openable)]
 Param = bool | int | float | str
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class RunConfig(_Section):
+class RunConfig(Section):
     """The run itself."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,23}$", description="First part of the run's id.")
@@ -60,13 +55,13 @@ class RunConfig(_Section):
     )
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The policy to train."""
 
     path: AnyPath = Field(description="Model folder in Hugging Face format (config, tokenizer, safetensors).")
 
 
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """The inference engine."""
 
     dtype: Literal["float32", "bfloat16"] = Field(
@@ -97,7 +92,7 @@ class EngineConfig(_Section):
     restarts_max: int = Field(default=3, ge=0, le=1000, description="Engine deaths that the run survives.")
 
 
-class EnvironmentConfig(_Section):
+class EnvironmentConfig(Section):
     """The task."""
 
     kind: str = Field(
@@ -124,7 +119,7 @@ class EnvironmentConfig(_Section):
     latency_scale: float = Field(default=1.0, gt=0, le=1000, description="Factor on every added latency.")
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(Section):
     """How trajectories are sampled."""
 
     groups: int = Field(default=16, ge=1, le=65_536, description="Tasks per step.")
@@ -134,7 +129,7 @@ class RolloutConfig(_Section):
     turn_timeout_s: Seconds = Field(default=60.0, description="Longest wait for one turn of the engine, in seconds.")
 
 
-class TrainConfig(_Section):
+class TrainConfig(Section):
     """The update."""
 
     steps: int = Field(
@@ -163,7 +158,7 @@ class TrainConfig(_Section):
     update_timeout_s: Seconds = Field(default=600.0, description="Longest wait for one update, in seconds.")
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """Held-out episodes."""
 
     episodes: int = Field(default=512, ge=1, le=1_000_000, description="Episodes of one evaluation.")
@@ -178,7 +173,7 @@ class EvaluationConfig(_Section):
     )
 
 
-class SchedulerSection(_Section):
+class SchedulerSection(Section):
     """Which engine takes the next turn."""
 
     port: int = Field(
@@ -186,7 +181,7 @@ class SchedulerSection(_Section):
     )
 
 
-class WeightsConfig(_Section):
+class WeightsConfig(Section):
     """Published versions."""
 
     keep: int = Field(default=2, ge=1, le=1000, description="Published versions kept in the runtime folder.")
@@ -204,7 +199,7 @@ class WeightsConfig(_Section):
     )
 
 
-class AlarmConfig(_Section):
+class AlarmConfig(Section):
     """What stops a run that has gone wrong."""
 
     malformed_max: float = Field(
@@ -216,7 +211,7 @@ class AlarmConfig(_Section):
     )
 
 
-class Job(_Section):
+class Job(Section):
     """A whole job file."""
 
     run: RunConfig
@@ -245,23 +240,17 @@ class Job(_Section):
                 f"evaluation.first_seed = {first_seed}: allowed is at least {tasks}, which is train.steps x"
                 " rollout.groups: training takes its seeds modulo first_seed, and would see tasks again"
             )
-        lines += self._ports_taken_twice()
+        lines += keys.ports_taken_twice(
+            {
+                "engine.port": self.engine.port,
+                "run.metrics_port": self.run.metrics_port,
+                "scheduler.port": self.scheduler.port,
+                "weights.port": self.weights.port,
+            }
+        )
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self
-
-    def _ports_taken_twice(self) -> list[str]:
-        ports = {
-            "engine.port": self.engine.port,
-            "run.metrics_port": self.run.metrics_port,
-            "scheduler.port": self.scheduler.port,
-            "weights.port": self.weights.port,
-        }
-        return [
-            f"{key} = {port}: allowed is any port but {other}, or 0"
-            for (other, taken), (key, port) in itertools.combinations(ports.items(), 2)
-            if port == taken != 0
-        ]
 
     def to_toml(self) -> str:
         """The job with every default filled in; `load_job` reads it back to an equal job."""
@@ -274,7 +263,7 @@ def load_job(path: Path, *, out: Path | None = None) -> Job:
     Raises ConfigError that names the file and, for every wrong key at once, its value and what is allowed; of very
     many the first `PROBLEMS_SHOWN`.
     """
-    table = _parse(path, _read(path))
+    table = toml.read(path, _EXPECTED)
     try:
         job = Job.model_validate(table)
     except ValidationError as error:
@@ -297,33 +286,3 @@ def _absolute(key: str, base: Path, path: Path) -> Path:
         return _openable(Path(os.path.abspath(base / os.path.expanduser(path))))
     except ValueError as error:
         raise ConfigError(f"{key} = {str(path)[:80]!r}...: {error}", to_do="choose a shorter path") from None
-
-
-def _read(path: Path) -> str:
-    try:
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file", expected=_EXPECTED, to_do="check the path")
-        if not path.is_file():  # opening a pipe could wait for ever
-            raise ConfigError(f"{path}: not a regular file", expected=_EXPECTED, to_do="name the file itself")
-        with path.open("rb") as file:
-            raw = file.read(JOB_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be read: {error.strerror}", expected=_EXPECTED, to_do="check the path"
-        ) from error
-    if len(raw) > JOB_FILE_BYTES_MAX:
-        raise ConfigError(f"{path}: larger than {JOB_FILE_BYTES_MAX} bytes", expected=_EXPECTED, to_do="check the path")
-    try:
-        return raw.decode("utf-8-sig")  # some editors begin every file with a byte order mark
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise ConfigError(
-            f"{path}: line {line} is not UTF-8 text", expected=_EXPECTED, to_do="save it as UTF-8"
-        ) from None
-
-
-def _parse(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return toml.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}: not TOML: {error}", expected="TOML", to_do="mend that line") from None

@@ -1,4 +1,4 @@
-"""Words about the keys of a job file: what each takes, and what is wrong with one.
+"""Keys of configuration files: their sections, and words about what each takes and what is wrong with one.
 
 Pure functions of a pydantic model whose fields are sections, whose fields are keys.
 """
@@ -6,17 +6,34 @@ Pure functions of a pydantic model whose fields are sections, whose fields are k
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 DISAGREE = "keys_disagree"
 """Type of the error that rules between keys raise; its context holds the finished `lines`."""
+
+
+class Section(BaseModel):
+    """A table of keys: nothing but what it names, of exactly its type."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def ports_taken_twice(ports: Mapping[str, int]) -> list[str]:
+    """A line on each key whose port another one has; 0 is any free port."""
+    return [
+        f"{key} = {port}: allowed is any port but {other}, or 0"
+        for (other, taken), (key, port) in itertools.combinations(ports.items(), 2)
+        if port == taken != 0
+    ]
 
 
 def section_of(root: type[BaseModel], name: str) -> type[BaseModel]:

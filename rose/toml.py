@@ -9,12 +9,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rose.errors import ConfigError
+from rose.small_file import read_small_file
+
+FILE_BYTES_MAX = 1 << 20
 NESTING_MAX = 32
 _INT_BITS = 64
 _DIGITS_MAX = 4300
 """More than Python turns into a number: it would say so without a line."""
 _LONG_NUMBER = re.compile(rf"[0-9](?:_?[0-9]){{{_DIGITS_MAX},}}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def read(file: Path, expected: str) -> dict[str, Any]:
+    """The tables of a file of at most `FILE_BYTES_MAX` bytes. Raises ConfigError, which says what was `expected`."""
+    raw = read_small_file(file, FILE_BYTES_MAX, expected).content
+    try:
+        return loads(raw.decode("utf-8-sig"))  # some editors begin every file with a byte order mark
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        what = f"{file}: line {line} is not UTF-8 text"
+        raise ConfigError(what, expected=expected, to_do="save it as UTF-8") from None
+    except ValueError as error:
+        raise ConfigError(f"{file}: not TOML: {error}", expected=expected, to_do="mend that line") from None
 
 
 def loads(text: str) -> dict[str, Any]:

@@ -6,24 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
 from rose.config import AnyPath, EngineConfig, Seconds
 from rose.errors import ConfigError
+from rose.keys import Section
 from rose.slo import Slo
-from rose.small_file import read_small_file
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$"
 _ENGINE = EngineConfig()
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ProcessConfig(_Section):
+class ProcessConfig(Section):
     """The process."""
 
     name: str = Field(
@@ -38,7 +34,7 @@ class ProcessConfig(_Section):
     cores: list[int] = Field(default=[], description="Processor cores of the guest; none named: all.")
 
 
-class JoinConfig(_Section):
+class JoinConfig(Section):
     """The run that it lends to."""
 
     scheduler: str = Field(pattern=_ADDRESS, description="HOST:PORT of the run's scheduler.")
@@ -46,7 +42,7 @@ class JoinConfig(_Section):
     token_file: AnyPath = Field(description="File with the run's token, of mode 0600.")
 
 
-class ServingConfig(_Section):
+class ServingConfig(Section):
     """The serving engine beside it."""
 
     board: AnyPath = Field(description="The board that it shares: its ROSE_SERVING_BOARD, in memory if possible.")
@@ -58,7 +54,7 @@ class ServingConfig(_Section):
         return Slo(self.ttft_ms / 1000, self.tpot_ms / 1000)
 
 
-class GuestConfig(_Section):
+class GuestConfig(Section):
     """The guest engine; defaults are those of a job's engine."""
 
     model: AnyPath = Field(description="Base model folder that it starts from, of the run's model.")
@@ -81,7 +77,7 @@ class GuestConfig(_Section):
     )
 
 
-class ExecutorConfig(_Section):
+class ExecutorConfig(Section):
     """A whole configuration."""
 
     executor: ProcessConfig
@@ -96,12 +92,7 @@ class ExecutorConfig(_Section):
             "executor.metrics_port": self.executor.metrics_port,
             "guest.port": self.guest.port,
         }
-        taken = [port for port in ports.values() if port]
-        lines = [
-            f"{key} = {port}: allowed is a port of its own, or 0"
-            for key, port in ports.items()
-            if taken.count(port) > 1
-        ]
+        lines = keys.ports_taken_twice(ports)
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self
@@ -130,18 +121,13 @@ def load_executor_config(file: Path | None, join: Path | None, flags: Mapping[st
 
 
 _PATHS = {"executor": ("out", "state"), "join": ("token_file",), "serving": ("board",), "guest": ("model",)}
-_FILE_BYTES_MAX = 2**20
 _EXPECTED = "an executor's file in TOML"
 _EXPECTED_JOIN = "the lend.toml of a run, with [join] in it"
 
 
 def _read(file: Path, expected: str) -> dict[str, object]:
     """A file's tables, with the paths in them absolute."""
-    content = read_small_file(file, _FILE_BYTES_MAX, expected).content
-    try:
-        tables = toml.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: {error}", expected=expected, to_do="mend that line") from error
+    tables = toml.read(file, expected)
     base = file.absolute().parent
     for name, paths in _PATHS.items():
         section = tables.get(name)

@@ -55,7 +55,10 @@ class RunScheduler:
         return self.address
 
     async def run(self) -> None:
-        """Start it again whenever it dies, until cancelled. Raises ClusterError if it cannot be, or died too often."""
+        """Start it again whenever it dies, until cancelled.
+
+        Raises ClusterError or DeadlineExceeded if it cannot be, ClusterError if it died too often.
+        """
         while True:
             code = await self._process.wait()
             why = f"it ended with code {code}{self._last_words()}"
@@ -68,7 +71,8 @@ class RunScheduler:
             log.warning("scheduler restarts", why=why, restarts=self._restarts)
             self._told("starting", f"restart {self._restarts}: {why}")
             port = int(self.address.rpartition(":")[2])
-            self._process = await _spawn(self._output, self._token_file, port)
+            spawned = _spawn(self._output, self._token_file, port)
+            self._process = await self._waits.within(spawned, "process", NAME, START_TIMEOUT_S, boundary="cluster")
             try:
                 await self._serving()
             except ClusterError as error:
@@ -116,10 +120,12 @@ async def open_scheduler(
 ) -> AsyncIterator[RunScheduler]:
     """Start a scheduler that logs below `output` and takes the token in `token_file`; port 0 is any free one.
 
-    `told` hears its state and a few words. Raises ClusterError if it cannot be started.
+    `told` hears its state and a few words. Raises ClusterError or DeadlineExceeded if it cannot be started.
     """
     with at_forced_exit(lambda: _sweep(output)):
-        made = RunScheduler(await _spawn(output, token_file, port), output, token_file, waits, told)
+        spawned = _spawn(output, token_file, port)
+        process = await waits.within(spawned, "process", NAME, START_TIMEOUT_S, boundary="cluster")
+        made = RunScheduler(process, output, token_file, waits, told)
         try:
             yield made
         finally:

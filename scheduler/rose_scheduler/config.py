@@ -5,23 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
 from rose.config import AnyPath, Seconds
 from rose.errors import ConfigError
-from rose.small_file import read_small_file
+from rose.keys import Section
 from rose_scheduler.limits import Limits
 
 _DEFAULT = Limits()
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class ServiceConfig(_Section):
+class ServiceConfig(Section):
     """The process."""
 
     name: str = Field(
@@ -33,7 +29,7 @@ class ServiceConfig(_Section):
     token_file: AnyPath = Field(description="File with the token that every caller must show, of mode 0600.")
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """How much it remembers, and how long it believes."""
 
     beat_deadline_s: Seconds = Field(default=_DEFAULT.beat_deadline_s, description="Silence that makes one stale.")
@@ -62,7 +58,7 @@ class LimitsConfig(_Section):
         return Limits(**self.model_dump())
 
 
-class SchedulerConfig(_Section):
+class SchedulerConfig(Section):
     """A whole file."""
 
     scheduler: ServiceConfig
@@ -74,7 +70,7 @@ def load_config(file: Path | None, flags: Mapping[str, object]) -> SchedulerConf
 
     Paths in the file are relative to it. Raises ConfigError with every wrong key at once.
     """
-    tables = {} if file is None else _read(file)
+    tables = {} if file is None else toml.read(file, _EXPECTED)
     section = tables.get("scheduler", {})
     if isinstance(section, dict):
         if file is not None:
@@ -88,17 +84,8 @@ def load_config(file: Path | None, flags: Mapping[str, object]) -> SchedulerConf
 
 
 _PATHS = ("out", "token_file")
-_FILE_BYTES_MAX = 2**20
 _EXPECTED = "a scheduler's file in TOML"
 
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-def _read(file: Path) -> dict[str, object]:
-    content = read_small_file(file, _FILE_BYTES_MAX, _EXPECTED).content
-    try:
-        return toml.loads(content.decode("utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{file}: {error}", expected=_EXPECTED, to_do="mend that line") from error

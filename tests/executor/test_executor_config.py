@@ -135,7 +135,5 @@ def test_the_help_shows_every_key_with_its_default(tmp_path: Path) -> None:
 
 def test_ports_are_apart(tmp_path: Path) -> None:
     file, join = files(tmp_path, FILE + "port = 7000\n")
-    with pytest.raises(
-        ConfigError, match=r"executor.metrics_port = 7000: allowed is a port of its own(.|\n)*guest.port"
-    ):
+    with pytest.raises(ConfigError, match=r"guest.port = 7000: allowed is any port but executor.metrics_port"):
         load_executor_config(file, join, {"metrics_port": 7000})

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose import toml
-from rose.config import JOB_FILE_BYTES_MAX, PROBLEMS_SHOWN, Job, load_job
+from rose.config import PROBLEMS_SHOWN, Job, load_job
 from rose.errors import ConfigError
+from rose.toml import FILE_BYTES_MAX
 
 
 def refused(path: Path) -> ConfigError:
@@ -161,15 +162,15 @@ def test_very_many_problems_are_counted(job_file: Path) -> None:
 
 
 def test_what_is_no_job_file(tmp_path: Path) -> None:
-    assert "no such file" in refused(tmp_path / "none.toml").what
-    assert "not a regular file" in refused(tmp_path).what
+    assert "No such file" in refused(tmp_path / "none.toml").what
+    assert "no regular file" in refused(tmp_path).what
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert "not a regular file" in refused(pipe).what
+    assert "no regular file" in refused(pipe).what
     (tmp_path / "latin").write_bytes(b"[run]\nname = '\xe9'\n")
     assert "line 2 is not UTF-8" in refused(tmp_path / "latin").what
-    (tmp_path / "huge").write_bytes(b"#" * (JOB_FILE_BYTES_MAX + 1))
-    assert "larger than" in refused(tmp_path / "huge").what
+    (tmp_path / "huge").write_bytes(b"#" * (FILE_BYTES_MAX + 1))
+    assert "more than" in refused(tmp_path / "huge").what
 
 
 @pytest.mark.parametrize("key", ["model.path", "run.out"])

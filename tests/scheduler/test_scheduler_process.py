@@ -219,7 +219,7 @@ def test_the_help_shows_every_key_with_its_default() -> None:
         ('[scheduler]\ntoken_file = "t"\n[limits]\ndead_after_s = 1.0\n', "allowed is below limits.dead_after_s"),
         ('[scheduler]\ntoken_file = "t"\n[limits]\nwaiting = 0\n', "limits.waiting = 0"),
         ("[scheduler\n", "Expected ']'"),
-        ("\udcff", "can't decode"),
+        ("\udcff", "line 1 is not UTF-8"),
     ],
 )
 def test_a_wrong_file_is_told_with_its_key(tmp_path: Path, text: str, said: str) -> None:
