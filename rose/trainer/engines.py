@@ -84,6 +84,8 @@ class Engines:
     async def close(self) -> None:
         """Have the last counts of lent engines booked: once nothing is sampled, before the books are closed."""
         await asyncio.gather(*(self._settle(engine) for engine in self._lent.values()))
+        for engine in self._lent.values():
+            engine.close()
         for source in self._sources.values():
             await source.close()
 

@@ -68,6 +68,7 @@ class LentEngine:
         self._awaited: set[str] = set()
         self._counts: dict[str, RequestCount] = {}
         self._answer: asyncio.Task[None] | None = None
+        self._questions: set[asyncio.Task[None]] = set()
         self._met: asyncio.Task[None] | None = None
 
     @property
@@ -140,6 +141,11 @@ class LentEngine:
             return self._silent or f"{late.what}: it has not finished all that was asked of it"
         return ""
 
+    def close(self) -> None:
+        """Ask nothing more, and hear no answer."""
+        for question in self._questions:
+            question.cancel()
+
     def known(self, request_id: str) -> RequestCount | None:
         """What `settle` has learned of a request."""
         return self._counts.get(request_id)
@@ -173,16 +179,19 @@ class LentEngine:
         """Return once the executor was asked, from now on, and has answered or not."""
         if self._answer is None:
             self._answer = asyncio.create_task(self._ask_soon())
+            self._questions.add(self._answer)
+            self._answer.add_done_callback(self._questions.discard)
         await asyncio.shield(self._answer)
 
     async def _ask_soon(self) -> None:
         await asyncio.sleep(SHARE_S)
         self._answer = None  # who comes from here on is not in this question
+        source = self._sources[0]
         try:
-            self._take(await self._sources[0].counts(self.incarnation, tuple(self._awaited)))
+            self._take(await source.counts(self.incarnation, tuple(self._awaited)))
         except (EngineError, DeadlineExceeded) as error:
             self._silent = error.what
-        if self._silent:
+        if self._silent and source is self._sources[0]:
             self._sources.rotate(-1)
         state = "dead" if self._dead else "silent" if self._silent else "lent"
         if state != self._state:

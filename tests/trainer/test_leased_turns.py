@@ -16,6 +16,7 @@ from rose.ledger import Account
 from rose.records import Finish, VersionSpan
 from rose.trainer import lent_engine
 from rose.trainer.books import Books
+from rose_executor.counts_client import Counts
 from rose_executor.token_page import RequestCount
 from rose_scheduler.client import EngineState, LeaseRefused, Turn
 from rose_scheduler.events import EngineKind, EngineOffered
@@ -332,3 +333,21 @@ def test_a_dead_incarnation_is_asked_about_where_its_executor_has_come_up_again(
     on_fleet(books, body)
     accounts(books, trained=1, unreceived=4)
     assert books.trusted() == ()
+
+
+def test_no_question_outlives_the_end(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_engine, "ASK_EVERY_S", 1000.0)
+
+    async def never(*_: object) -> Counts:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Answer((5, END)))
+        await made.sample()
+        monkeypatch.setattr(guest.executor, "counts", never)
+        await made.engines.close()
+        await asyncio.sleep(0)
+        assert [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_ask_soon"] == []  # type: ignore[union-attr]
+
+    on_fleet(books, body)
