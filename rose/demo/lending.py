@@ -39,7 +39,7 @@ def executor_program(service: Run, guest: GuestPlan, job: Job, slo: Slo, cores: 
             "max_num_seqs": guest.max_num_seqs,
             "block_size": job.engine.block_size,
             "kv_cache_gib": guest.kv_cache_gib,
-            "stream_interval": guest.stream_interval,
+            "stream_interval": job.engine.stream_interval,
             "restarts_max": guest.restarts_max,
         },
     }

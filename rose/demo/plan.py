@@ -25,7 +25,7 @@ _GIB = 1 << 30
 SERVING_BYTES = int(1.6 * _GIB)
 GUEST_BYTES = int(1.6 * _GIB)
 TRACE = "azure_2023_conv"
-PART = Scaling(window_s=60.0, rate_rps=3.0, keep_s=60.0, prompt_scale=1 / 16, output_scale=1 / 8, context_tokens=1024)
+PART = Scaling(window_s=60.0, rate_rps=2.0, keep_s=60.0, prompt_scale=1 / 16, output_scale=1 / 8, context_tokens=1024)
 """One minute that keeps its bursts, at a pace and with lengths that take about a third of one core."""
 TOKEN_IDS = "5:384"
 """All of the vocabulary but its special tokens."""
@@ -35,9 +35,8 @@ TOKEN_IDS = "5:384"
 class GuestPlan:
     """The guest beside the serving engine; the job says what else it is."""
 
-    max_num_seqs: int = 64
-    kv_cache_gib: float = 0.25
-    stream_interval: int = 1
+    max_num_seqs: int = 128
+    kv_cache_gib: float = 0.5
     restarts_max: int = 10
 
 
