@@ -23,6 +23,9 @@ NAME = "serving"
 _START_S = 600.0
 _POLL_S = 0.05
 _HEALTH_S = 5.0
+_WARM_PROMPTS = (20, 200, 400, 20, 200, 400)
+_WARM_ANSWER = 12
+_WARM_TOKEN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +74,32 @@ class ServingEngine:
 
 
 async def start_serving(settings: ServingSettings, placing: Placing, waits: WaitBoard) -> ServingEngine:
-    """Start it and wait until it is healthy. Raises EngineError or DeadlineExceeded; nothing is left of it then."""
+    """Start it and wait until it is warm. Raises EngineError or DeadlineExceeded; nothing is left of it then."""
     port = free_port()
     child = await start_child(settings.program(port), placing.with_serving, waits)
     engine = ServingEngine(child, f"http://127.0.0.1:{port}")
     try:
-        await waits.within(
-            _until_healthy(engine), "start", NAME, _START_S, boundary="engine", to_do=f"see {settings.log_path}"
-        )
+        to_do = f"see {settings.log_path}"
+        await waits.within(_until_healthy(engine), "start", NAME, _START_S, boundary="engine", to_do=to_do)
+        await waits.within(_warm(engine.url), "first answers", NAME, _START_S, boundary="engine", to_do=to_do)
     except BaseException:
         await child.stop(0.0)
         raise
     return engine
+
+
+async def _warm(url: str) -> None:
+    """What the first requests pay for is nobody's latency. Raises EngineError if one is not answered."""
+    async with aiohttp.ClientSession() as session:
+        for tokens in _WARM_PROMPTS:
+            body = {"model": NAME, "prompt": [_WARM_TOKEN] * tokens, "max_tokens": _WARM_ANSWER, "ignore_eos": True}
+            try:
+                async with session.post(f"{url}/v1/completions", json=body) as response:
+                    if response.status != 200:
+                        text = (await response.text())[:300]
+                        raise EngineError(f"the serving engine answers with status {response.status}: {text}")
+            except aiohttp.ClientError as error:
+                raise EngineError(f"the serving engine does not answer: {error}") from error
 
 
 def free_port() -> int:
