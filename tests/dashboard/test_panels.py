@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rose.dashboard.charts import SERIES_MAX, charts, series_id
 from rose.dashboard.increments import KEYED, increment
 from rose.dashboard.lending import lending
-from rose.dashboard.names import short_names
 from rose.dashboard.page_state import page_state
 from rose.dashboard.panels import runs, service_row
 from rose.dashboard.tiles import Tile, share, tiles
 from rose.observer.measures import SeriesKey, Source
 from rose.observer.observer import View
 from rose.observer.services import Life, Service
+from rose.run_names import short_names
 from rose.status import OpenWait, Page, Part
 
 DEMO, EXECUTOR, RUN = (f"{name}-20260801-120000-ab1{n}" for n, name in enumerate(("demo", "executor", "lake")))
@@ -221,12 +221,6 @@ def test_a_service_is_told_without_ages_and_with_its_troubles() -> None:
     assert row["heard_s"] is None
     assert service_row(service(RUN, life=Life.STALE), {}, {})["heard_s"] == 5.0
     assert service_row(Service(RUN, Life.STALE, None, "no status written yet", 1.0), {}, {})["problem"]
-
-
-def test_names_are_short_where_that_is_clear() -> None:
-    assert short_names([RUN, DEMO]) == {RUN: "lake", DEMO: "demo"}
-    other = RUN[:-4] + "ffff"
-    assert short_names([RUN, other, "odd"]) == {RUN: "lake ab12", other: "lake ffff", "odd": "odd"}
 
 
 def test_it_says_when_nothing_runs_but_lookers_on() -> None:
