@@ -4,7 +4,7 @@ Invariants
 - The director computes nothing and decides little: it starts, watches, follows the run, and reports.
 - Whatever ends it (done, failed, Ctrl-C, SIGKILL), nothing that it started is left.
 - The executor outlives the run: the run's last question is how many tokens the guest has generated.
-- Without serving or run the demo is over; it survives its load client, the executor and the dashboard.
+- Without serving or run the demo is over; it survives executor and dashboard, and a few deaths of its load clients.
 """
 
 from __future__ import annotations

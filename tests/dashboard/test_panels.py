@@ -160,6 +160,13 @@ def test_charts_name_their_lines_and_leave_none_out_silently() -> None:
     assert charts([], {}, {}) == []
 
 
+def test_of_many_series_those_that_speak_now_are_drawn() -> None:
+    known = [key(f"lake-20260801-120000-{n:04x}", "success", "train") for n in range(SERIES_MAX + 3)]
+    (chart,) = charts(known, {known[-1]: 0.5, known[-2]: 0.5}, {})
+    assert [line.series for line in chart.lines] == [series_id(one) for one in (*known[: SERIES_MAX - 2], *known[-2:])]
+    assert chart.left_out == 3
+
+
 def test_the_slo_is_a_line_across_the_charts_of_latency() -> None:
     known = [key(DEMO, f"ttft {one}", target="load") for one in ("p50", "p95", "p99")]
     (chart,) = charts(known, {key(EXECUTOR, "slo", "ttft"): 0.3}, {})
@@ -176,6 +183,7 @@ def test_a_serving_engine_is_no_rollout_engine() -> None:
     ]
     (chart,) = charts(known, {}, short_names([RUN, DEMO, EXECUTOR]))
     assert [line.label for line in chart.lines] == ["engine-0, dedicated", "executor, lent"]
+    assert [line.colour for line in chart.lines] == ["green", "orange"]
     assert chart.lines[0].series == series_id(known[1])
 
 
