@@ -37,7 +37,7 @@ from rose.logs import logger, open_log
 from rose.observer.observer import observe
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
-from rose.report.words import percent, serving_words
+from rose.report.words import serving_words
 from rose.report.write import write_report
 from rose.runs import Run, open_service, runtime_root
 from rose.slo import Slo
@@ -250,5 +250,3 @@ class Director:
         whole = report.model_copy(update={"serving": serving, "sharing": sharing})
         write_report(whole, shared.output)
         self._say(f"  serving    {serving_words(serving)}")
-        if whole.guest_share is not None:
-            self._say(f"  lent       {percent(whole.guest_share)} of the rollout tokens came from lent engines")
