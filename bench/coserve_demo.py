@@ -100,6 +100,7 @@ def _of_serving(serving: Serving) -> Run:
         "serving_tpot_p95_alone_ms": serving.alone.tpot_p95_ms,
         "slo_attainment": serving.shared.slo_kept,
         "slo_attainment_alone": serving.alone.slo_kept,
+        "slo_attainment_around": None if serving.around is None else serving.around.slo_kept,
         "serving_requests": serving.shared.requests,
         "client_lag_p99_ms": serving.shared.client_lag_p99_ms,
     }

@@ -53,7 +53,7 @@ log = logger("director")
 _END_GRACE_S = 5.0
 _RUN_END_S = 90.0
 _PAGE_S = 120.0
-_LEND_S = 300.0
+_LEND_S = 600.0
 _DASHBOARD_S = 60.0
 
 
