@@ -201,7 +201,7 @@ class Director:
             return
         lend = Path(await fact_of(run, "lend", _LEND_S, self._waits))
         program = executor_program(self._service, self._plan.guest, self._job, slo, self._placing.cores.serving, lend)
-        executor = self._kept(program, self._placing.with_serving)
+        executor = self._kept(program, self._placing.with_load)
         executor.started = lambda pid: self._watched.pids.update({pid: GUEST})
         stack.push_async_callback(executor.stop)
         await executor.keep()
