@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,9 +16,7 @@ SHOWN_LINES = 25
 GRACE_S = 10.0
 
 
-def timed(
-    command: Sequence[str], *, cwd: Path, log: Path, timeout_s: float, environment: Mapping[str, str] | None = None
-) -> float:
+def timed(command: Sequence[str], *, cwd: Path, log: Path, timeout_s: float) -> float:
     """Seconds from start to end. All that the command prints goes to `log`.
 
     Raises BenchFailed with the last lines if it fails, or if it outlasts `timeout_s` (it and all it started are then
@@ -29,7 +27,6 @@ def timed(
         child = subprocess.Popen(
             command,
             cwd=cwd,
-            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

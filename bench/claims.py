@@ -1,6 +1,6 @@
 """Figures in the docs are quotations of committed bench files, and this checks them.
 
-A claim is written `<!-- claim: bench/results/demo.json success_gain -->0.71<!-- /claim -->`: a file, a dotted path
+A claim is written `<!-- claim: bench/results/transfer.json s_dense -->4.48<!-- /claim -->`: a file, a dotted path
 into it, and the number shown. The number must be what the file holds, rounded to the digits shown; with a `%` the
 file holds a fraction. Anything after the number (a unit) is free.
 """

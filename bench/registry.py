@@ -35,8 +35,6 @@ class Bench:
 
 def benches() -> dict[str, Bench]:
     """All benches by name."""
-    from bench import codec, coserve_demo, demo, rdma_choice, transfer
+    from bench import codec, coserve_demo, rdma_choice, transfer
 
-    return {
-        bench.name: bench for bench in (demo.BENCH, coserve_demo.BENCH, codec.BENCH, transfer.BENCH, rdma_choice.BENCH)
-    }
+    return {bench.name: bench for bench in (coserve_demo.BENCH, codec.BENCH, transfer.BENCH, rdma_choice.BENCH)}

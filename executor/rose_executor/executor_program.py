@@ -189,5 +189,5 @@ class _Program:
         }
         for name, value in facts.items():
             self._status.fact(name, value)
-        self._status.part("partition", partition.name, f"{partition.binds}; {partition.costs}")
+        self._status.part("partition", partition.name, f"{partition.binds}; what it costs: {partition.costs}")
         log.info("lending", **facts, partition=partition.name)

@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -87,13 +88,27 @@ class ThreadPartitioner:
 
 
 def checked_cores(cores: Collection[int]) -> frozenset[int]:
-    """The cores, if this process may use them all. Raises ClusterError if not."""
-    missing = sorted(set(cores) - os.sched_getaffinity(0))
+    """The cores, if processes may be put on them all, wherever this one runs. Raises ClusterError if not."""
+    if not cores:
+        return frozenset()
+    with ThreadPoolExecutor(1, "cores") as thread:  # whose own cores are changed, and nobody else's
+        granted = thread.submit(_granted_cores, frozenset(cores)).result()
+    missing = sorted(set(cores) - granted)
     if missing:
         raise ClusterError(
-            f"cores {missing} cannot be used here", expected=f"some of {sorted(os.sched_getaffinity(0))}"
+            f"cores {missing} cannot be used here",
+            expected="cores of this machine that the process's control group has",
         )
     return frozenset(cores)
+
+
+def _granted_cores(cores: frozenset[int]) -> set[int]:
+    """Those that the kernel gives to this thread, which asks for all."""
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError:  # not one of them
+        return set()
+    return os.sched_getaffinity(0)
 
 
 def place_threads(pid: int, place: Callable[[int], None]) -> None:

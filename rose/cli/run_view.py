@@ -39,6 +39,6 @@ def _eta_s(recorder: Recorder) -> float | None:
     last = recorder.steps[-_ETA_STEPS:]
     if not last:
         return None
-    per_step_s = sum((s.rollout_s or 0) + (s.train_s or 0) + (s.publish_s or 0) + (s.apply_s or 0) for s in last)
+    spent_s = sum(step.wall_s for step in last)
     evaluation_s = recorder.evaluations[-1].wall_s or 0.0 if recorder.evaluations else 0.0
-    return per_step_s / len(last) * (recorder.job.train.steps - len(recorder.steps)) + evaluation_s
+    return spent_s / len(last) * (recorder.job.train.steps - len(recorder.steps)) + evaluation_s

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from rose.cli.frame import printable
 from rose.cli.terminal import console
-from rose.cli.together import short_names, together
+from rose.cli.together import together
 from rose.errors import ConfigError
+from rose.run_names import short_names
 from rose.runs import list_runs, runtime_root
 from rose.status import Fact, Liveness, Page, RunStatus, alike, read_status, whom
 
@@ -73,7 +74,7 @@ def _block(group: list[RunStatus], now_s: float) -> RenderableType:
     """One table of parts and one of waits for all services of a job."""
     heads: list[RenderableType] = []
     pages: dict[str, Page] = {}
-    names = short_names(group) if len(group) > 1 else {}
+    names = short_names(status.run_id for status in group) if len(group) > 1 else {}
     for status in group:
         heads.append(_head(status))
         if status.page is not None:

@@ -1,4 +1,4 @@
-"""Which services of a user belong together, and what to call them beside one another.
+"""Which services of a user belong together.
 
 Invariants
 - Nothing is guessed from names: services belong together where their pages say so, by an address that one serves and
@@ -8,14 +8,12 @@ Invariants
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from rose.status import RunStatus
 
 _ADDRESSES = ("address", "scheduler", "weights", "dashboard")
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")
 
 
 def together(statuses: Sequence[RunStatus]) -> list[list[RunStatus]]:
@@ -27,13 +25,6 @@ def together(statuses: Sequence[RunStatus]) -> list[list[RunStatus]]:
         groups = [group for group in groups if group not in joined]
         groups.append(sorted(merged, key=statuses.index))
     return sorted(groups, key=lambda group: statuses.index(group[0]))
-
-
-def short_names(statuses: Sequence[RunStatus]) -> dict[str, str]:
-    """By id: the id without its time and random part, or the whole id where two would be called the same."""
-    short = {status.run_id: _STAMP.sub("", status.run_id) for status in statuses}
-    names = list(short.values())
-    return {run_id: name if names.count(name) == 1 else run_id for run_id, name in short.items()}
 
 
 def _joined(one: RunStatus, other: RunStatus) -> bool:

@@ -19,10 +19,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rose.run_names import short_name
+
 JOB_FILE = "job.toml"
 LOG_FILE = "log.jsonl"
 _LOGS = ("*.jsonl", "*.log")
-_STAMP = re.compile(r"-\d{8}-\d{6}-[0-9a-f]{4}$")
 _TAIL_BYTES = 1 << 16
 _AFTER_S = 30.0
 """How long after the run's last line a service may still speak of it."""
@@ -54,7 +55,7 @@ def footprints(trajectory_id: str, run: Path) -> list[Footprint]:
     first_s, last_s = _span(run / LOG_FILE)
     for path in _logs_beside(run):
         if _file_written_s(path) >= first_s:
-            beside = _read(path, _source(path, run.parent, _STAMP.sub("", run.parent.name)), about)
+            beside = _read(path, _source(path, run.parent, short_name(run.parent.name)), about)
             found.extend(step for step in beside if first_s <= step.at_s <= last_s + _AFTER_S)
     return sorted(found, key=lambda step: step.at_s)
 
@@ -78,7 +79,7 @@ def _source(path: Path, base: Path, itself: str) -> str:
 
     `itself` is what a log of `base` itself is called.
     """
-    folders = [_STAMP.sub("", part) for part in path.parent.relative_to(base).parts]
+    folders = [short_name(part) for part in path.parent.relative_to(base).parts]
     name = [] if path.name == LOG_FILE else [path.stem]
     return "/".join((*folders, *name)) or itself
 

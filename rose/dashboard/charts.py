@@ -1,21 +1,25 @@
 """Which series each chart of the page shows, in what colour and under what name. Pure: data and words, no drawing.
 
 Invariants
-- A chart without a series is not made. One with many shows the first `SERIES_MAX` and says how many it leaves out.
-- The same thing has the same colour in every chart: serving is vermilion, the guest and what it lends are blue.
+- A chart without a series is not made. One with many shows `SERIES_MAX`, before all those that speak now, and says how
+  many it leaves out.
+- The same thing has the same colour in every chart, and in reports: serving is blue, the guest and what it lends are
+  orange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Literal
 
 from rose.dashboard.names import of_figure
 from rose.observer.measures import SeriesKey, slo_s
 
 SERIES_MAX = 12
-_MORE_COLOURS = ("green", "orange", "purple", "sky", "grey", "yellow")
+_SERVING, _GUEST = "blue", "orange"
+_MORE_COLOURS = ("green", "sky", "purple", "vermilion", "grey", "yellow")
 
 Unit = Literal["ms", "%", "tokens/s", ""]
 
@@ -70,7 +74,8 @@ def charts(known: Iterable[SeriesKey], latest: Mapping[SeriesKey, float], names:
         _versions(series, names),
         _gate(series, names),
     ]
-    return [_bounded(chart) for chart in made if chart.lines]
+    speaking = {series_id(key) for key in latest}
+    return [_bounded(chart, speaking) for chart in made if chart.lines]
 
 
 def _latency(
@@ -86,7 +91,7 @@ def _latency(
     for number, key in enumerate(found):
         fraction = key.figure.removeprefix(f"{what} ")
         label = f"{_whose(key, names)} {fraction}" if several else fraction
-        colour = _MORE_COLOURS[number // 2 % len(_MORE_COLOURS)] if several else "vermilion"
+        colour = _MORE_COLOURS[number // 2 % len(_MORE_COLOURS)] if several else _SERVING
         lines.append(Line(series_id(key), label, colour, "line" if fraction == "p99" else "faint"))
     bound = slo_s(latest, what)
     limits = [] if bound is None else [Limit(bound, "SLO")]
@@ -96,21 +101,20 @@ def _latency(
 
 def _shares(series: Mapping[SeriesKey, float], names: Mapping[str, str], figure: str, title: str, says: str) -> Chart:
     found = of_figure(series, figure)
-    lines = _lines(found, names, {"serving": "vermilion", "guest": "blue"})
+    lines = _lines(found, names, {"serving": _SERVING, "guest": _GUEST})
     return Chart(figure, f"{title}: serving and guest", says, "%", lines, top=1.0)
 
 
 def _tokens(series: Mapping[SeriesKey, float], names: Mapping[str, str]) -> Chart:
     """Of engines that roll out: those of a run, which has a ledger, and guests."""
     runs = {key.source.service for key in of_figure(series, "generated")}
-    lines = []
-    for number, key in enumerate(of_figure(series, "guest tokens", "engine tokens")):
+    lines, more = [], cycle(_MORE_COLOURS)
+    for key in of_figure(series, "guest tokens", "engine tokens"):
         if key.figure == "guest tokens":
-            lines.append(Line(series_id(key), f"{_whose(key, names)}, lent", "blue", "area"))
+            lines.append(Line(series_id(key), f"{_whose(key, names)}, lent", _GUEST, "area"))
         elif key.source.service in runs:
-            colour = _MORE_COLOURS[number % len(_MORE_COLOURS)]
-            lines.append(Line(series_id(key), f"{key.source.target}, dedicated", colour, "area"))
-    lines.sort(key=lambda line: line.colour == "blue")
+            lines.append(Line(series_id(key), f"{key.source.target}, dedicated", next(more), "area"))
+    lines.sort(key=lambda line: line.colour == _GUEST)
     says = "Tokens that each rollout engine sampled per second, on top of one another, over the last 15 s."
     return Chart("tokens", "Rollout", says, "tokens/s", lines)
 
@@ -124,16 +128,16 @@ def _success(series: Mapping[SeriesKey, float], names: Mapping[str, str]) -> Cha
 def _versions(series: Mapping[SeriesKey, float], names: Mapping[str, str]) -> Chart:
     found = of_figure(series, "version", "guest version")
     guests = {key: _whose(key, names) for key in found if not key.label}
-    lines = []
-    for number, key in enumerate(found):
-        colour = "blue" if key in guests else _MORE_COLOURS[number % len(_MORE_COLOURS)]
+    lines, more = [], cycle(_MORE_COLOURS)
+    for key in found:
+        colour = _GUEST if key in guests else next(more)
         label = guests.get(key) or _labelled(key, found, names)
         lines.append(Line(series_id(key), label, colour, "steps"))
     return Chart("versions", "Weight versions", "Which version each engine samples with.", "", lines)
 
 
 def _gate(series: Mapping[SeriesKey, float], names: Mapping[str, str]) -> Chart:
-    lines = _lines(of_figure(series, "gate"), names, {"": "blue"})
+    lines = _lines(of_figure(series, "gate"), names, {"": _GUEST})
     says = "Share of the time in which the guest was let in beside serving."
     return Chart("gate", "Gate of the guest", says, "%", lines, top=1.0)
 
@@ -163,10 +167,9 @@ def _whose(key: SeriesKey, names: Mapping[str, str]) -> str:
     return " ".join(filter(None, (names.get(key.source.service, key.source.service), key.source.target)))
 
 
-def _bounded(chart: Chart) -> Chart:
+def _bounded(chart: Chart, speaking: Collection[str]) -> Chart:
     left_out = max(0, len(chart.lines) - SERIES_MAX)
     if not left_out:
         return chart
-    return Chart(
-        chart.chart_id, chart.title, chart.says, chart.unit, chart.lines[:SERIES_MAX], chart.limits, chart.top, left_out
-    )
+    drawn = sorted(chart.lines, key=lambda line: line.series not in speaking)[:SERIES_MAX]
+    return replace(chart, lines=[line for line in chart.lines if line in drawn], left_out=left_out)

@@ -8,12 +8,12 @@ from typing import Any
 
 from rose.dashboard.charts import charts
 from rose.dashboard.lending import lending
-from rose.dashboard.names import short_names
 from rose.dashboard.panels import runs, service_row
 from rose.dashboard.tiles import tiles
 from rose.observer.measures import SeriesKey
 from rose.observer.observer import View
 from rose.observer.services import Service
+from rose.run_names import short_names
 
 PART = "dashboard"
 """The part of a status page by which a dashboard knows another."""

@@ -4,7 +4,7 @@ Invariants
 - The director computes nothing and decides little: it starts, watches, follows the run, and reports.
 - Whatever ends it (done, failed, Ctrl-C, SIGKILL), nothing that it started is left.
 - The executor outlives the run: the run's last question is how many tokens the guest has generated.
-- Without serving or run the demo is over; it survives its load client, the executor and the dashboard.
+- Without serving or run the demo is over; it survives executor and dashboard, and a few deaths of its load clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose.config import Job
-from rose.demo.alone_watch import make_board, watch_alone
+from rose.demo.board_watch import make_board, watch_board
 from rose.demo.child import DemoChild, Program, start_child
 from rose.demo.cores import Placing, split_cores
 from rose.demo.kept import KeptChild
@@ -28,7 +28,7 @@ from rose.demo.load import LoadClients
 from rose.demo.over_time import GUEST, Watched, sharing_section
 from rose.demo.plan import DemoPlan, planned_job, planned_load
 from rose.demo.service_page import fact_of, page_of
-from rose.demo.serving_engine import ServingEngine, ServingSettings, start_serving
+from rose.demo.serving_engine import ServingEngine, ServingSettings, free_port, start_serving
 from rose.demo.serving_model import make_serving_model
 from rose.demo.serving_section import serving_section, training_window
 from rose.demo.under_watch import under_watch
@@ -37,7 +37,7 @@ from rose.logs import logger, open_log
 from rose.observer.observer import observe
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
-from rose.report.words import percent, serving_words
+from rose.report.words import serving_words
 from rose.report.write import write_report
 from rose.runs import Run, open_service, runtime_root
 from rose.slo import Slo
@@ -53,7 +53,7 @@ log = logger("director")
 _END_GRACE_S = 5.0
 _RUN_END_S = 90.0
 _PAGE_S = 120.0
-_LEND_S = 300.0
+_LEND_S = 600.0
 _DASHBOARD_S = 60.0
 
 
@@ -132,7 +132,8 @@ class Director:
     async def _directed(self) -> Shared:
         async with contextlib.AsyncExitStack() as stack:
             serving = await self._serve(stack)
-            return await under_watch(self._compare(stack, serving), serving.watch())
+            board = watch_board(self._service.runtime / "board", self._watched.board)
+            return await under_watch(self._compare(stack, serving), serving.watch(), board)
 
     async def _serve(self, stack: contextlib.AsyncExitStack) -> ServingEngine:
         folder = self._service.runtime
@@ -153,6 +154,7 @@ class Director:
         await self._show_dashboard(stack)
         clients = LoadClients(
             self._plan.load,
+            self._trace.length_s,
             serving.url,
             self._service.output,
             self._placing,
@@ -163,9 +165,7 @@ class Director:
         stack.push_async_callback(clients.stop)
         self._phase("serving alone")
         self._say(f"serving alone, {self._trace.length_s:.0f} s of {self._trace.name}: {self._trace.attribution}")
-        alone = await under_watch(
-            clients.alone(self._trace.length_s), watch_alone(self._service.runtime / "board", self._watched.alone)
-        )
+        alone = await clients.alone()
         slo = self._slo(summarised(alone.records))
         self._phase("shared")
         status, page = await self._share(stack, clients, slo)
@@ -201,24 +201,21 @@ class Director:
             return
         lend = Path(await fact_of(run, "lend", _LEND_S, self._waits))
         program = executor_program(self._service, self._plan.guest, self._job, slo, self._placing.cores.serving, lend)
-        executor = self._kept(program, self._placing.with_serving)
+        executor = self._kept(program, self._placing.with_load)
         executor.started = lambda pid: self._watched.pids.update({pid: GUEST})
         stack.push_async_callback(executor.stop)
         await executor.keep()
 
     async def _show_dashboard(self, stack: contextlib.AsyncExitStack) -> None:
         log_path = self._service.output / "dashboard.log"
-        dashboard = self._kept(
-            Program("dashboard", "rose.cli.main", ("dashboard", "--out", str(self._job.run.out)), log_path),
-            self._placing.behind_load,
-        )
+        # One port for all its starts, so that the address that was told leads to whichever runs.
+        arguments = ("dashboard", "--port", str(free_port()), "--out", str(self._job.run.out))
+        dashboard = self._kept(Program("dashboard", "rose.cli.main", arguments, log_path), self._placing.behind_load)
         keeping = asyncio.create_task(dashboard.keep(), name="dashboard")
         stack.push_async_callback(dashboard.stop)
         stack.callback(keeping.cancel)
         try:
-            while dashboard.child is None:
-                await asyncio.sleep(0)
-            address = await fact_of(dashboard.child, "address", _DASHBOARD_S, self._waits)
+            address = await dashboard.fact("address", _DASHBOARD_S)
             self._board.fact("dashboard", address)
             self._say(f"dashboard: {address}")
         except RoseError as error:
@@ -253,5 +250,3 @@ class Director:
         whole = report.model_copy(update={"serving": serving, "sharing": sharing})
         write_report(whole, shared.output)
         self._say(f"  serving    {serving_words(serving)}")
-        if whole.guest_share is not None:
-            self._say(f"  lent       {percent(whole.guest_share)} of the rollout tokens came from lent engines")

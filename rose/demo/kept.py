@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from rose.demo.child import DemoChild, Program, start_child
-from rose.errors import RoseError
+from rose.demo.service_page import POLL_S, page_now
+from rose.errors import ClusterError, RoseError
 from rose.logs import logger
 from rose.waits import WaitBoard
 
@@ -29,6 +31,7 @@ class KeptChild:
     told: Callable[[str, str], None]
     started: Callable[[int], None] = lambda pid: None
     child: DemoChild | None = None
+    _given_up: bool = False
 
     async def keep(self) -> None:
         """Returns when it is given up. Cancelled, it leaves what runs to `stop`."""
@@ -43,7 +46,20 @@ class KeptChild:
                 how = str(error)
             self.told("dead", how.splitlines()[0])
             log.warning("it died", what=self.program.name, how=how.splitlines()[0])
+        self._given_up = True
         self.told("given up", f"after {RESTARTS_MAX} restarts; the rest goes on")
+
+    async def fact(self, key: str, timeout_s: float) -> str:
+        """A fact of the page of whichever process runs. Raises ClusterError once it is given up, DeadlineExceeded."""
+        return await self.waits.within(self._fact(key), key, self.program.name, timeout_s, boundary="cluster")
+
+    async def _fact(self, key: str) -> str:
+        while not self._given_up:
+            page = None if self.child is None or self.child.exit_code is not None else page_now(self.child)
+            if page is not None and page.facts.get(key):
+                return str(page.facts[key])
+            await asyncio.sleep(POLL_S)
+        raise ClusterError(f"{self.program.name} was given up before it had told about itself")
 
     async def stop(self) -> None:
         """End what runs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rose.demo.child import DemoChild, Program, start_child
 from rose.demo.cores import Placing
-from rose.errors import ClusterError, ConfigError
+from rose.errors import ClusterError, ConfigError, DeadlineExceeded
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose.workload.record_file import RecordReader, Replay, read_replay
@@ -27,7 +27,7 @@ DEATHS_MAX = 3
 _END_S = 15.0
 _BEGIN_S = 120.0
 _POLL_S = 0.05
-_MARGIN_S = 180.0
+MARGIN_S = 180.0
 """What a replay may take beyond the part's own length: its client's start, and the last answers."""
 
 
@@ -58,9 +58,13 @@ class LoadPlan:
 
 @dataclass(slots=True)
 class LoadClients:
-    """Starts one client after the other; `told` is given the state and a word on it, `at` where one is scraped."""
+    """Starts one client after the other, for a part of `length_s` seconds each.
+
+    `told` is given the state and a word on it, `at` where one is scraped.
+    """
 
     plan: LoadPlan
+    length_s: float
     url: str
     folder: Path
     placing: Placing
@@ -71,10 +75,10 @@ class LoadClients:
     _client: DemoChild | None = None
     _deaths: int = 0
 
-    async def alone(self, length_s: float) -> Replay:
-        """The first replay, of `length_s` seconds. Raises ClusterError if its client does not come to its end."""
+    async def alone(self) -> Replay:
+        """The first replay. Raises ClusterError if its client does not come to its end, DeadlineExceeded."""
         path = self.folder / "alone.jsonl"
-        await self.waits.within(self._replay(path), "end of the replay", NAME, length_s + _MARGIN_S, boundary="cluster")
+        await self._in_time(path)
         replay = read_replay(path)
         assert self._client is not None
         if replay.end is None or self._client.exit_code != 0:
@@ -82,11 +86,15 @@ class LoadClients:
         return replay
 
     async def again(self) -> None:
-        """Replay for ever. Raises ClusterError when clients died more often than `DEATHS_MAX` times."""
+        """Replay for ever. Raises ClusterError when clients died or hung more often than `DEATHS_MAX` times."""
         while True:
             path = self.folder / f"shared-{len(self.files) + 1}.jsonl"
             self.files.append(path)
-            await self._replay(path)
+            try:
+                await self._in_time(path)
+            except DeadlineExceeded as error:
+                self._died(f"hung: {error.what}")
+                continue
             assert self._client is not None
             if self._client.exit_code != 0:
                 self._died(self._client.death())
@@ -105,6 +113,10 @@ class LoadClients:
             except ConfigError as error:
                 log.warning("a replay left no records", path=str(path), why=str(error))
         return found
+
+    async def _in_time(self, path: Path) -> None:
+        limit_s = self.length_s + MARGIN_S
+        await self.waits.within(self._replay(path), "end of the replay", NAME, limit_s, boundary="cluster")
 
     async def _replay(self, path: Path) -> None:
         program = Program(

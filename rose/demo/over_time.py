@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rose.observer.figures import WINDOW_S
 from rose.observer.measures import SeriesKey
 from rose.observer.observer import View
 from rose.observer.series import Columns, SeriesStore
@@ -25,15 +26,15 @@ GUEST = "executor"
 class Watched:
     """The store, and which services play which role; `pids` says which process has which at the moment.
 
-    `alone` are moments (`time.time()` seconds) and serving's compute share in the seconds before each, as long as no
-    executor looked.
+    `board` are moments (`time.time()` seconds) and serving's compute share in the seconds before each, which fill what
+    no executor told: serving alone, and the time until the executor is there.
     """
 
     store: SeriesStore[SeriesKey] = field(default_factory=SeriesStore)
     pids: dict[int, str] = field(default_factory=dict)
     services: dict[str, set[str]] = field(default_factory=dict)
     partition: str = _UNKNOWN
-    alone: list[tuple[float, float]] = field(default_factory=list)
+    board: list[tuple[float, float]] = field(default_factory=list)
 
     def seen(self, view: View) -> None:
         """After each look of the observer."""
@@ -93,10 +94,11 @@ def sharing_section(watched: Watched, dedicated: Sequence[str], began_at_s: floa
     series = [_thinned(what, who, columns.times, values, began_at_s) for (what, who), values in merged.items()]
     return Sharing(
         partition=watched.partition,
-        series=tuple(_after_alone(one, watched.alone, began_at_s) for one in series),
+        series=tuple(_begun(one, watched.board, began_at_s) for one in series),
         guest_restarts=counted("guest restarts"),
         preemptions=counted("preemptions"),
         starvations=counted("starvations"),
+        window_s=WINDOW_S,
         fetched_bytes=counted("fetched"),
     )
 
@@ -140,12 +142,12 @@ def _thinned(
     )
 
 
-def _after_alone(series: Series, alone: Sequence[tuple[float, float]], began_at_s: float) -> Series:
-    """Serving's compute share begins with that of serving alone."""
+def _begun(series: Series, board: Sequence[tuple[float, float]], began_at_s: float) -> Series:
+    """Serving's compute share begins with what the board said before an executor did."""
     if (series.what, series.who) != ("compute", "serving"):
         return series
     first_s = min(series.at_s, default=float("inf"))
-    before = [(at_s - began_at_s, value) for at_s, value in alone if at_s - began_at_s < first_s]
+    before = [(at_s - began_at_s, value) for at_s, value in board if at_s - began_at_s < first_s]
     return Series(
         what=series.what,
         who=series.who,

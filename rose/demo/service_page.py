@@ -11,7 +11,7 @@ from rose.runs import list_runs, runtime_root
 from rose.status import Page, read_status
 from rose.waits import WaitBoard
 
-_POLL_S = 0.1
+POLL_S = 0.1
 
 
 async def fact_of(child: DemoChild, key: str, timeout_s: float, waits: WaitBoard) -> str:
@@ -24,19 +24,27 @@ async def page_of(child: DemoChild, timeout_s: float, waits: WaitBoard) -> Page:
     return await waits.within(_page(child), "status page", child.name, timeout_s, boundary="cluster")
 
 
+def page_now(child: DemoChild) -> Page | None:
+    """The child's page as it is, None as long as there is none."""
+    for found in list_runs(runtime_root()):
+        page = read_status(found, time.time()).page
+        if found.alive and page is not None and page.pid == child.pid:
+            return page
+    return None
+
+
 async def _fact(child: DemoChild, key: str) -> str:
     while True:
         value = (await _page(child)).facts.get(key)
         if value:
             return str(value)
-        await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(POLL_S)
 
 
 async def _page(child: DemoChild) -> Page:
     while child.exit_code is None:
-        for found in list_runs(runtime_root()):
-            page = read_status(found, time.time()).page
-            if found.alive and page is not None and page.pid == child.pid:
-                return page
-        await asyncio.sleep(_POLL_S)
+        page = page_now(child)
+        if page is not None:
+            return page
+        await asyncio.sleep(POLL_S)
     raise ClusterError(f"{child.name} {child.death()}, before it had told about itself")

@@ -90,7 +90,8 @@ async def start_serving(settings: ServingSettings, placing: Placing, waits: Wait
 
 async def _warm(url: str) -> None:
     """What the first requests pay for is nobody's latency. Raises EngineError if one is not answered."""
-    async with aiohttp.ClientSession() as session:
+    # The caller's deadline is the only one.
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         for tokens in _WARM_PROMPTS:
             body = {"model": NAME, "prompt": [_WARM_TOKEN] * tokens, "max_tokens": _WARM_ANSWER, "ignore_eos": True}
             try:

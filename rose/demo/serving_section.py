@@ -1,7 +1,8 @@
 """The report's section on serving: the same load alone and shared, as its users saw it. Pure.
 
 Invariants
-- Shared counts what began and ended while the run trained; before and after that the guest may have been idle.
+- Shared counts what began and ended while the run trained. Before and after that the guest may have been idle, and
+  would flatter it; or its start may have cost serving something, so what users saw then stands beside it.
 - A request that was cut by the end of its replay says nothing, and is in no figure but the count of outcomes.
 """
 
@@ -49,6 +50,7 @@ def training_window(report: RunReport, began_at_s: float) -> Window:
 def serving_section(trace: Trace, slo: Slo, alone: Replay, replays: Sequence[Replay], window: Window) -> Serving:
     """Both stretches of load beside each other."""
     played = [(replay, within(replay, window)) for replay in replays]
+    outside = [record for replay, inside in played for record in _others(replay.records, inside)]
     return Serving(
         trace=trace.name,
         attribution=trace.attribution,
@@ -61,6 +63,7 @@ def serving_section(trace: Trace, slo: Slo, alone: Replay, replays: Sequence[Rep
         slo_tpot_factor=TPOT_FACTOR,
         alone=figures(alone.records, slo, trace.length_s),
         shared=figures([record for _, records in played for record in records], slo, window.length_s),
+        around=figures(outside, slo, max(0.0, _length_s(replays) - window.length_s)),
     )
 
 
@@ -74,6 +77,21 @@ def within(replay: Replay, window: Window) -> list[LoadRecord]:
         for record in replay.records
         if window.begin_s <= began_s + record.due_s and began_s + record.ended_s <= window.end_s
     ]
+
+
+def _others(records: Iterable[LoadRecord], inside: Iterable[LoadRecord]) -> list[LoadRecord]:
+    """All of one replay that are not `inside`."""
+    counted = {record.index for record in inside}
+    return [record for record in records if record.index not in counted]
+
+
+def _length_s(replays: Sequence[Replay]) -> float:
+    """From the first request of the first to the end of the last request of the last."""
+    begun = [(replay, float(replay.head["began_at"])) for replay in replays if replay.records and replay.head]
+    if not begun:
+        return 0.0
+    ends = [began_s + max(record.ended_s for record in replay.records) for replay, began_s in begun]
+    return max(ends) - min(began_s for _, began_s in begun)
 
 
 def figures(records: Iterable[LoadRecord], slo: Slo, duration_s: float) -> LatencyFigures:

@@ -67,7 +67,9 @@ class Serving(Row):
     """The serving engine alone and shared, under the same part of a trace; the SLO is alone's p99 times the factors.
 
     `attribution` is what the trace's licence asks for, `history` what was done to it. `replays` counts how often the
-    part was played while shared. The SLO counts as kept where at least `objective` of the requests kept it.
+    part was played while shared, which is while the run trained; `around` is what users saw from the run's beginning to
+    its end outside of that, while engines and guest started and tasks were evaluated. The SLO counts as kept where at
+    least `objective` of the requests of `shared` kept it.
     """
 
     trace: Words
@@ -82,6 +84,7 @@ class Serving(Row):
     objective: Annotated[float, Field(gt=0, lt=1)] = 0.99
     alone: LatencyFigures
     shared: LatencyFigures
+    around: LatencyFigures | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -43,7 +43,7 @@ def share_charts(report: RunReport) -> list[Chart]:
         return []
     draw = _Drawer(report, report.sharing)
     computing = "Share of time that each engine computed; blank is idle."
-    tokens = "Tokens each second, one engine on top of the other."
+    tokens = f"Tokens each second, over the last {report.sharing.window_s:.0f} s, one engine on top of the other."
     made = [
         draw.chart("compute", "Compute of the shared device", computing, "%", kind="area", top=1.0, wide=True),
         draw.chart("rollout_tokens_s", "Rollout tokens by engine", tokens, "tokens/s", kind="area", wide=True),

@@ -1,24 +1,20 @@
-"""What users of the serving engine see: percentiles, an SLO and whether it is kept, over a run or the last seconds.
+"""What users of the serving engine see: percentiles, an SLO and whether it is kept.
 
 Invariants
 - Pure, and of client-side records only: nothing here asks the engine.
 - TTFT and TPOT are of completed requests. Attainment is of every request that judges the engine: one that was refused,
   broken, timed out or never sent for the cap has missed the SLO.
-- A window holds what ended in its last `window_s` seconds. Time never goes back in one.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from rose.errors import ConfigError
 from rose.slo import Slo
 from rose.workload.load_record import LoadRecord, Outcome
-
-T = TypeVar("T")
 
 # ROSE's margins over the p99 of serving alone (arXiv 2605.06534).
 TTFT_FACTOR = 1.6
@@ -133,95 +129,3 @@ def slo_from(alone: LatencySummary, ttft_factor: float = TTFT_FACTOR, tpot_facto
             to_do="let serving alone answer some requests first",
         )
     return Slo(alone.ttft.p99 * ttft_factor, alone.tpot.p99 * tpot_factor)
-
-
-class _Window(Generic[T]):
-    """What happened in the last `window_s` seconds."""
-
-    def __init__(self, window_s: float) -> None:
-        self._window_s = window_s
-        self._held: deque[tuple[float, T]] = deque()
-
-    def add(self, at_s: float, one: T) -> None:
-        self._held.append((at_s, one))
-
-    def at(self, now_s: float) -> list[T]:
-        """What began to be older than the window is let go of."""
-        while self._held and self._held[0][0] <= now_s - self._window_s:
-            self._held.popleft()
-        return [one for _, one in self._held]
-
-
-@dataclass(frozen=True, slots=True)
-class WindowView:
-    """The window that ended at `at_s`."""
-
-    at_s: float
-    latencies: LatencySummary
-    attainment: Attainment | None
-
-
-class RollingLatencies:
-    """The last `window_s` seconds, for a live view. Without an SLO there is no attainment."""
-
-    def __init__(self, window_s: float, slo: Slo | None = None) -> None:
-        self._slo = slo
-        self._window: _Window[LoadRecord] = _Window(window_s)
-
-    def add(self, record: LoadRecord) -> None:
-        """In the order in which requests ended."""
-        self._window.add(record.ended_s, record)
-
-    def at(self, now_s: float) -> WindowView:
-        records = self._window.at(now_s)
-        attainment = None if self._slo is None else attained(records, self._slo)
-        return WindowView(now_s, summarised(records), attainment)
-
-
-def rolling(
-    records: Iterable[LoadRecord], window_s: float, step_s: float, until_s: float, slo: Slo | None = None
-) -> list[WindowView]:
-    """The view at every `step_s` up to `until_s`, as it was then."""
-    views = RollingLatencies(window_s, slo)
-    left = deque(sorted(records, key=lambda record: record.ended_s))
-    found = []
-    for number in range(1, int(until_s / step_s) + 1):
-        while left and left[0].ended_s <= number * step_s:
-            views.add(left.popleft())
-        found.append(views.at(number * step_s))
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class BudgetState:
-    """An error budget now: `requests` in the window, how many `misses`, and how many the objective `allowed`.
-
-    `left` is the unspent part, 1 when untouched and negative when overdrawn. `burn_rate` is the share of misses over
-    the share that the objective allows: at 1, the budget is spent exactly when the window is over.
-    """
-
-    requests: int
-    misses: int
-    allowed: float
-    left: float
-    burn_rate: float
-
-
-class ErrorBudget:
-    """A sliding error budget: of the requests of the last `window_s` seconds, 1 - `objective` may miss the SLO."""
-
-    def __init__(self, objective: float, window_s: float) -> None:
-        if not 0 < objective < 1:
-            raise ConfigError(f"an objective of {objective}", expected="a share between 0 and 1, such as 0.99")
-        self._objective = objective
-        self._window: _Window[bool] = _Window(window_s)
-
-    def add(self, at_s: float, met: bool) -> None:
-        self._window.add(at_s, met)
-
-    def at(self, now_s: float) -> BudgetState:
-        results = self._window.at(now_s)
-        misses = len(results) - sum(results)
-        allowed = (1 - self._objective) * len(results)
-        burn_rate = misses / allowed if results else 0.0
-        return BudgetState(len(results), misses, allowed, 1 - burn_rate, burn_rate)

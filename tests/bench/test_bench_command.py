@@ -1,9 +1,8 @@
-"""`python -m bench`: what it takes, what it runs, how it ends; and the demo bench against a stand-in."""
+"""`python -m bench`: what it takes, what it runs, how it ends; and the demo that it runs against a stand-in."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from argparse import ArgumentParser, Namespace
@@ -14,10 +13,10 @@ import pytest
 from bench import __main__ as command
 from bench import child
 from bench.child import timed
-from bench.demo import BENCH, fresh_environment, run_demo
+from bench.coserve_demo import reported
 from bench.registry import Bench, BenchFailed, benches
 from bench.result import Run, Target
-from rose.report.model import Evaluation, LedgerSummary, RunReport
+from rose.report.model import LedgerSummary, RunReport
 
 
 def stand_in(figures: list[float | None]) -> Bench:
@@ -86,54 +85,34 @@ def test_every_target_is_a_headline_figure() -> None:
 
 
 def a_report() -> RunReport:
-    evaluations = tuple(
-        Evaluation(
-            step=step,
-            version=step,
-            episodes=512 + step,
-            success=success,
-            reward_mean=0.0,
-            malformed_fraction=0.0,
-            turns_mean=1.0,
-            wall_s=1.0,
-        )
-        for step, success in ((0, 0.1), (9, 0.5))
-    )
     return RunReport(
         run_id="r",
         name="n",
         started_at="now",
         wall_s=1.0,
         outcome="finished",
-        evaluations=evaluations,
         ledger=LedgerSummary(accounts={"trained": 7}, generated=9),
         versions_published=10,
     )
 
 
 def fake_demo(body: str) -> list[str]:
-    """A command that finds its --out folder as the demo does."""
+    """A command that is given its folder as the demo is."""
     start = "import sys, pathlib; out = pathlib.Path(sys.argv[sys.argv.index('--out') + 1]) / 'r'\n"
-    return [sys.executable, "-c", start + body, "demo"]
+    return [sys.executable, "-c", start + body, "demo", "--out"]
 
 
-def test_the_demo_is_read_from_its_report() -> None:
+def test_the_demo_is_read_from_the_one_report_that_it_leaves() -> None:
     write = f"out.mkdir(parents=True); (out / 'report.json').write_text({a_report().to_json()!r})"
-    figures = run_demo(fake_demo(write))
-    assert figures["success_before"] == 0.1
-    assert figures["success_gain"] == pytest.approx(0.4)
-    assert figures["ledger_gap"] == 2
-    assert figures["versions_published"] == 10
-    assert figures["parity_max"] is None
-    assert figures["evaluation_episodes"] == 512
-    assert figures["wall_s"] is not None
-    assert set(BENCH.headline) - set(figures) == {"set_up_s"}
+    found, wall_s = reported(fake_demo(write), [])
+    assert found == a_report()
+    assert wall_s > 0
 
 
 def test_a_failed_demo_shows_its_last_lines() -> None:
     body = "print('\\n'.join(f'line {i}' for i in range(100))); print('boom', file=sys.stderr); sys.exit(3)"
     with pytest.raises(BenchFailed, match="status 3") as caught:
-        run_demo(fake_demo(body))
+        reported(fake_demo(body), [])
     assert "boom" in caught.value.what
     assert "line 99" in caught.value.what
     assert "line 10\n" not in caught.value.what
@@ -141,7 +120,7 @@ def test_a_failed_demo_shows_its_last_lines() -> None:
 
 def test_a_demo_without_a_report_fails() -> None:
     with pytest.raises(BenchFailed, match="left 0 reports"):
-        run_demo(fake_demo("pass"))
+        reported(fake_demo("pass"), [])
 
 
 def ended(pid: str) -> bool:
@@ -162,17 +141,3 @@ def test_a_command_that_hangs_or_fails_takes_all_it_started_along(
     while not ended(pid):  # a killed process is gone a moment later
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
-
-
-def test_fresh_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_INDEX_URL", "https://index.example.org/simple")
-    monkeypatch.setenv("PIP_CACHE_DIR", "/old/cache")
-    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
-    monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    monkeypatch.setenv("PATH", os.pathsep.join([f"{sys.prefix}/bin", "/usr/bin"]))
-    found = fresh_environment(tmp_path)
-    assert found["PIP_INDEX_URL"] == "https://index.example.org/simple"
-    assert found["HOME"] == str(tmp_path)
-    assert found["PATH"] == "/usr/bin"
-    assert {"VIRTUAL_ENV", "PYTHONPATH"}.isdisjoint(found)
-    assert all(found[name].startswith(str(tmp_path)) for name in ("PIP_CACHE_DIR", "UV_CACHE_DIR", "XDG_CACHE_HOME"))

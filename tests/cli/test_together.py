@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rose.cli.status import render
-from rose.cli.together import short_names, together
+from rose.cli.together import together
 from rose.status import Fact, Liveness, OpenWait, Page, Part, RunStatus
 
 NOW_S = 1_000.0
@@ -76,12 +76,6 @@ def test_what_has_no_page_stands_alone() -> None:
     mute = RunStatus("mute", Liveness.STALE, None, None, "no status written yet")
     assert together([mute, RUN]) == [[mute], [RUN]]
     assert "mute  stale  no status written yet" in shown(mute)[0]
-
-
-def test_names_are_short_where_they_tell_services_apart() -> None:
-    assert short_names([RUN, SCHEDULER]) == {RUN.run_id: "lake", SCHEDULER.run_id: "scheduler"}
-    assert short_names([RUN, OTHER]) == {RUN.run_id: RUN.run_id, OTHER.run_id: OTHER.run_id}
-    assert short_names([service("plain")]) == {"plain": "plain"}
 
 
 def test_a_whole_job_is_one_screen_with_one_table_of_parts_and_one_of_waits() -> None:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rose.dashboard.charts import SERIES_MAX, charts, series_id
 from rose.dashboard.increments import KEYED, increment
 from rose.dashboard.lending import lending
-from rose.dashboard.names import short_names
 from rose.dashboard.page_state import page_state
 from rose.dashboard.panels import runs, service_row
 from rose.dashboard.tiles import Tile, share, tiles
 from rose.observer.measures import SeriesKey, Source
 from rose.observer.observer import View
 from rose.observer.services import Life, Service
+from rose.run_names import short_names
 from rose.status import OpenWait, Page, Part
 
 DEMO, EXECUTOR, RUN = (f"{name}-20260801-120000-ab1{n}" for n, name in enumerate(("demo", "executor", "lake")))
@@ -160,6 +160,13 @@ def test_charts_name_their_lines_and_leave_none_out_silently() -> None:
     assert charts([], {}, {}) == []
 
 
+def test_of_many_series_those_that_speak_now_are_drawn() -> None:
+    known = [key(f"lake-20260801-120000-{n:04x}", "success", "train") for n in range(SERIES_MAX + 3)]
+    (chart,) = charts(known, {known[-1]: 0.5, known[-2]: 0.5}, {})
+    assert [line.series for line in chart.lines] == [series_id(one) for one in (*known[: SERIES_MAX - 2], *known[-2:])]
+    assert chart.left_out == 3
+
+
 def test_the_slo_is_a_line_across_the_charts_of_latency() -> None:
     known = [key(DEMO, f"ttft {one}", target="load") for one in ("p50", "p95", "p99")]
     (chart,) = charts(known, {key(EXECUTOR, "slo", "ttft"): 0.3}, {})
@@ -176,6 +183,7 @@ def test_a_serving_engine_is_no_rollout_engine() -> None:
     ]
     (chart,) = charts(known, {}, short_names([RUN, DEMO, EXECUTOR]))
     assert [line.label for line in chart.lines] == ["engine-0, dedicated", "executor, lent"]
+    assert [line.colour for line in chart.lines] == ["green", "orange"]
     assert chart.lines[0].series == series_id(known[1])
 
 
@@ -221,12 +229,6 @@ def test_a_service_is_told_without_ages_and_with_its_troubles() -> None:
     assert row["heard_s"] is None
     assert service_row(service(RUN, life=Life.STALE), {}, {})["heard_s"] == 5.0
     assert service_row(Service(RUN, Life.STALE, None, "no status written yet", 1.0), {}, {})["problem"]
-
-
-def test_names_are_short_where_that_is_clear() -> None:
-    assert short_names([RUN, DEMO]) == {RUN: "lake", DEMO: "demo"}
-    other = RUN[:-4] + "ffff"
-    assert short_names([RUN, other, "odd"]) == {RUN: "lake ab12", other: "lake ffff", "odd": "odd"}
 
 
 def test_it_says_when_nothing_runs_but_lookers_on() -> None:

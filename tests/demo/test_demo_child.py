@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -131,6 +132,46 @@ def test_a_kept_child_is_ended_for_good_when_it_is_no_longer_wanted(tmp_path: Pa
         keeping.cancel()
         await child.stop()
         assert child.child.exit_code is not None
+
+    asyncio.run(run())
+
+
+def test_a_fact_of_a_kept_child_is_that_of_whichever_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        path = {"PYTHONPATH": str(Path(__file__).parent)}
+        program = Program("teller", "teller_main", (str(tmp_path / "out"),), tmp_path / "log", path)
+        child = KeptChild(program, anywhere, WaitBoard(), lambda state, detail: None)
+        keeping = asyncio.create_task(child.keep())
+        first = await child.fact("address", DEADLINE_S)
+        killed = child.child
+        assert killed is not None
+        assert first == f"process {killed.pid}"
+        killed.send(signal.SIGKILL)
+        await killed.wait()
+        second = await child.fact("address", DEADLINE_S)
+        assert child.child is not None
+        assert second == f"process {child.child.pid}" != first
+        keeping.cancel()
+        await child.stop()
+
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:  # short, because it holds unix sockets
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        asyncio.run(run())
+
+
+def test_whoever_waits_for_a_fact_of_one_that_never_starts_is_told_that_it_was_given_up() -> None:
+    def refuse(pid: int) -> None:
+        raise ClusterError("no room")
+
+    async def run() -> None:
+        program = Program("brief", "platform", (), Path(os.devnull))
+        child = KeptChild(program, refuse, WaitBoard(), lambda state, detail: None)
+        keeping = asyncio.create_task(child.keep())
+        with pytest.raises(ClusterError, match="brief was given up"):
+            await child.fact("address", DEADLINE_S)
+        await keeping
 
     asyncio.run(run())
 

@@ -27,6 +27,7 @@ def clients(engine: FakeEngine, folder: Path, said: list[str]) -> LoadClients:
     placing.with_load = lambda pid: None  # type: ignore[method-assign]
     return LoadClients(
         LoadPlan(str(trace), Scaling(prompt_scale=0.5), "5:384"),
+        1.0,
         engine.url,
         folder,
         placing,
@@ -42,7 +43,7 @@ def test_every_replay_is_the_same_requests_and_says_where_it_is_scraped(tmp_path
     async def run() -> LoadClients:
         async with serving(FakeEngine(streaming(gap_s=0.001))) as engine:
             found = clients(engine, tmp_path, said)
-            alone = await asyncio.wait_for(found.alone(1.0), DEADLINE_S)
+            alone = await asyncio.wait_for(found.alone(), DEADLINE_S)
             assert [record.tokens for record in sorted(alone.records, key=lambda one: one.index)] == [4, 3]
             again = asyncio.create_task(found.again())
             async with asyncio.timeout(DEADLINE_S):
@@ -87,13 +88,30 @@ def test_a_client_that_is_killed_costs_its_own_last_records_and_too_many_deaths_
     assert all(replay.head["requests"] == 2 for replay in found.replays())
 
 
+def test_a_client_that_hangs_is_ended_and_counts_as_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "DEATHS_MAX", 0)
+    monkeypatch.setattr(load, "MARGIN_S", 2.0)
+
+    async def run() -> None:
+        async with serving(FakeEngine(streaming(gap_s=3600.0))) as engine:
+            found = clients(engine, tmp_path, [])
+            with pytest.raises(
+                ClusterError, match=r"died 1 times; the last hung: load: no end of the replay after 3 s"
+            ):
+                await asyncio.wait_for(found.again(), DEADLINE_S)
+            assert found._client is not None
+            assert found._client.exit_code is not None
+
+    asyncio.run(run())
+
+
 def test_without_its_first_replay_there_is_no_demo(tmp_path: Path) -> None:
     async def run() -> None:
         async with serving(FakeEngine(streaming(), context=None)) as engine:
             found = clients(engine, tmp_path, [])
             (tmp_path / "alone.jsonl").write_text("in the way")
             with pytest.raises(ClusterError, match="load client ended with 2"):
-                await asyncio.wait_for(found.alone(1.0), DEADLINE_S)
+                await asyncio.wait_for(found.alone(), DEADLINE_S)
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,6 +62,17 @@ def test_a_machine_that_is_too_small_is_told_what_it_lacks(tmp_path: Path, monke
     monkeypatch.setattr(importlib.import_module("rose.cli.demo"), "look", lambda: small)
     with pytest.raises(ClusterError, match="two cores"):
         demo_command(out=tmp_path / "out", dry_run=False, plain=True, trace=None)
+
+
+def test_a_machine_with_the_memory_that_the_readme_asks_for_is_not_refused(tmp_path: Path) -> None:
+    import dataclasses
+
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    said = re.search(r"two cores, (\d+) GiB of free memory", readme)
+    assert said is not None
+    plan = shipped_plan(tmp_path)
+    machine = dataclasses.replace(look(), memory_available_bytes=int(said[1]) << 30, cores_usable=2.0)
+    assert all(check.ok for check in demo_checks(plan, planned_job(plan), machine))
 
 
 def test_the_shipped_plan_is_whole_and_its_load_keeps_its_bursts(tmp_path: Path) -> None:

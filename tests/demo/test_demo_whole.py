@@ -153,6 +153,14 @@ def scraped(url: str) -> int:
     return sum(len(family.samples) for family in families)
 
 
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 @pytest.mark.timeout(1200)
 def test_it_survives_whom_it_can_spare_and_ends_cleanly_when_interrupted() -> None:
     with small_demo() as demo:
@@ -171,6 +179,7 @@ def test_it_survives_whom_it_can_spare_and_ends_cleanly_when_interrupted() -> No
             before = demo.process_of(module)
             before.kill()
             demo.until(f"another {module}", lambda m=module, pid=before.pid: _other(demo, m, pid))
+        demo.until("the dashboard where it was", lambda: answers(str(director.facts["dashboard"])))
         demo.trained(demo.trained(1) + 2)
 
         demo.process.send_signal(signal.SIGINT)
@@ -245,6 +254,9 @@ def test_whole_it_reports_what_serving_bore() -> None:
         assert report.sharing is not None
         assert {series.what for series in report.sharing.series} >= {"compute", "ttft_p95_ms"}
         assert report.ledger.gap == 0
+        firsts = [line.split()[0] for line in demo.said().splitlines() if line.strip()]
+        assert firsts.count("lent") <= 1
+        assert firsts[-1] == "serving"
 
 
 @pytest.mark.slow

@@ -87,9 +87,9 @@ def test_a_long_line_is_thinned_to_real_points() -> None:
     assert gate.at_s == gate.values
 
 
-def test_serving_alone_comes_before_what_the_executor_tells() -> None:
+def test_what_the_board_said_comes_before_what_the_executor_tells() -> None:
     one = watched()
-    one.alone = [(90.0, 0.3), (92.0, 0.4), (111.0, 0.9)]
+    one.board = [(90.0, 0.3), (92.0, 0.4), (111.0, 0.9)]
     one.store.append(110.0, {key(FIRST, "compute", "serving"): 0.35})
     (compute,) = sharing_section(one, [], 100.0).series
     assert compute.at_s == (-10.0, -8.0, 10.0)

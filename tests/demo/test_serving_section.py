@@ -96,6 +96,10 @@ def test_the_section_sets_both_stretches_side_by_side() -> None:
     section = serving_section(TRACE, slo, alone, replays, Window(1000.0, 1005.0))
     assert (section.replays, section.alone.requests, section.shared.requests) == (1, 2, 2)
     assert (section.slo_ttft_ms, section.slo_tpot_ms) == pytest.approx((160.0, 12.7))
+    assert section.around is not None
+    assert (section.around.requests, section.around.slo_kept) == (1, 1.0)
+    # From 1000 to the end of the last request, at 1010.2, less the window.
+    assert section.around.duration_s == pytest.approx(5.2)
     assert section.ratios["ttft_p95"] == pytest.approx(2.0)
     assert section.ratios["tpot_p95"] == pytest.approx(1.0)
     assert section.slo_met is False

@@ -282,6 +282,19 @@ def test_cores_that_are_not_there_are_refused() -> None:
         pick_partitioner([4095])
 
 
+def test_an_executor_may_run_beside_the_cores_that_it_shares_out(busy: Busy) -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        pytest.skip("two cores are needed")
+    os.sched_setaffinity(0, others)
+    try:
+        ThreadPartitioner({first}, "").place(busy.pid, Role.SERVING)
+        assert os.sched_getaffinity(0) == set(others)
+    finally:
+        os.sched_setaffinity(0, {first, *others})
+    assert os.sched_getaffinity(busy.pid) == {first}
+
+
 def test_a_process_that_is_gone_is_refused(busy: Busy) -> None:
     busy.end()
     with pytest.raises(ClusterError, match="is gone"):

@@ -55,6 +55,26 @@ def test_what_was_not_measured_is_not_claimed(coserving_report: RunReport) -> No
     assert serving_words(bare.serving or make_serving()).startswith("p95 of the first token – of alone")
 
 
+def test_a_ratio_below_one_is_no_gain_and_the_other_is_shown_beside_it(coserving_report: RunReport) -> None:
+    words = "Below 1×, sharing cost nothing"
+    assert words not in render_html(coserving_report)
+    text = render_html(with_shared(coserving_report, ttft_p95_ms=32.0))
+    assert words in text
+    assert "<strong>0.50×</strong></p>" in text
+    assert "<strong>1.03×</strong></p>" in text
+
+
+def test_what_users_saw_around_training_stands_in_a_row_of_its_own(coserving_report: RunReport) -> None:
+    assert "Around training" not in render_html(coserving_report)
+    around = make_latencies(shared=True).model_copy(update={"slo_kept": 0.954})
+    serving = make_serving().model_copy(update={"around": around})
+    text = render_html(coserving_report.model_copy(update={"serving": serving}))
+    assert ">Around training</th>" in text
+    assert "95.4 %" in text
+    empty = serving.model_copy(update={"around": around.model_copy(update={"requests": 0})})
+    assert "Around training" not in render_html(coserving_report.model_copy(update={"serving": empty}))
+
+
 def test_success_that_fell_did_not_rise(coserving_report: RunReport) -> None:
     backwards = coserving_report.model_copy(update={"evaluations": coserving_report.evaluations[::-1]})
     assert said(backwards).startswith("Held-out success fell from 52 % to 11 %")
@@ -78,7 +98,8 @@ def test_the_page_of_a_co_served_run(coserving_report: RunReport) -> None:
     text = render_html(coserving_report)
     for words in (
         "1.03×",
-        "64.0 ms alone, 65.9 ms shared",
+        "64.0 ms alone",
+        "65.9 ms shared",
         "99.6 % of requests within it",
         "32 % of the error budget spent",
         "azure_2023_conv",

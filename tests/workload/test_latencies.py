@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from rose.errors import ConfigError
 from rose.slo import Slo
 from rose.workload.latencies import (
-    ErrorBudget,
     Percentiles,
-    RollingLatencies,
     attained,
     percentiles,
-    rolling,
     slo_from,
     summarised,
 )
@@ -124,44 +121,3 @@ def test_the_slo_is_alones_p99_with_a_margin() -> None:
             slo_from(summarised(little))
     with pytest.raises(ConfigError, match="no SLO: ttft_s"):
         Slo(0.0, 1.0)
-
-
-def test_a_window_forgets_what_ended_before_it() -> None:
-    view = RollingLatencies(10.0, Slo(0.15, 1.0))
-    view.add(completed(0.1, sent_s=0.0))
-    view.add(completed(0.2, sent_s=5.0))
-    early = view.at(10.0)
-    assert early.attainment is not None
-    assert (early.latencies.requests, early.attainment.fraction) == (2, 0.5)
-    late = view.at(10.5)
-    assert late.attainment is not None
-    assert (late.latencies.requests, late.attainment.fraction) == (1, 0.0)
-    assert view.at(100.0).latencies.ttft is None
-
-
-def test_a_run_seen_through_windows_counts_every_request_once_per_window() -> None:
-    records = [completed(0.1, 0.01, sent_s=at / 4, index=at) for at in range(40)]
-    views = rolling(records, window_s=2.0, step_s=2.0, until_s=12.0)
-    assert [view.at_s for view in views] == [2.0, 4.0, 6.0, 8.0, 10.0, 12.0]
-    assert sum(view.latencies.requests for view in views) == 40
-    assert views[0].latencies.requests == 8
-    assert views[0].attainment is None
-    # What is seen at a time is what was known then, in whatever order records are given.
-    assert rolling(records[::-1], 2.0, 2.0, 12.0) == views
-
-
-def test_an_error_budget_is_spent_and_comes_back() -> None:
-    budget = ErrorBudget(0.9, window_s=10.0)
-    assert budget.at(0.0).left == 1.0
-    for second in range(10):
-        budget.add(float(second), second != 3)
-    state = budget.at(9.0)
-    assert (state.requests, state.misses) == (10, 1)
-    assert (state.allowed, state.left, state.burn_rate) == (pytest.approx(1.0), pytest.approx(0.0), pytest.approx(1.0))
-    budget.add(9.5, False)
-    assert budget.at(9.5).left < 0
-    after = budget.at(13.5)
-    assert (after.misses, after.requests) == (1, 7)
-    assert budget.at(100.0).left == 1.0
-    with pytest.raises(ConfigError, match="an objective of 1"):
-        ErrorBudget(1.0, 10.0)

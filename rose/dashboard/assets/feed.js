@@ -40,7 +40,11 @@ function look(told) {
   for (const [id, column] of feed.values) column.push(told.values[id] ?? null);
   if (feed.times.length > POINTS_MAX) {
     feed.times.shift();
-    for (const column of feed.values.values()) column.shift();
+    for (const [id, column] of feed.values) {
+      column.shift();
+      // What has said nothing within all of that is gone for good.
+      if (!(id in told.values) && column.every((value) => value == null)) feed.values.delete(id);
+    }
   }
   heard(told.at_s);
 }

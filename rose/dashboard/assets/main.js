@@ -10,7 +10,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 
 const Idle = () => html`<section class="idle"><h2>Nothing runs here</h2>
   <p>This page shows every service of yours on this machine as soon as it starts. In another terminal:</p>
-  <ul><li><code>rose demo</code> trains a small model beside a serving engine, in a few minutes</li>
+  <ul><li><code>rose demo</code> trains a small model beside a serving engine, in eight minutes or so</li>
   <li><code>rose run JOB.toml</code> runs a job of your own</li></ul></section>`;
 
 function Head({ span, choose }) {

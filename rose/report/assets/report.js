@@ -63,9 +63,21 @@
     u.ctx.fillStyle = style;
     u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
     u.ctx.textAlign = "right";
-    u.ctx.textBaseline = "top";
-    u.ctx.fillText(limit.label, u.bbox.left + u.bbox.width, at + 4 * devicePixelRatio);
+    // On the side of the line that has more room.
+    const below = at < u.bbox.top + u.bbox.height / 2;
+    u.ctx.textBaseline = below ? "top" : "bottom";
+    written(u, limit.label, u.bbox.left + u.bbox.width, at + (below ? 4 : -4) * devicePixelRatio);
     u.ctx.restore();
+  }
+
+  // Legible over any curve: with a rim of the paper's colour.
+  function written(u, text, x, y) {
+    u.ctx.setLineDash([]);
+    u.ctx.lineJoin = "round";
+    u.ctx.lineWidth = 4 * devicePixelRatio;
+    u.ctx.strokeStyle = colour("paper");
+    u.ctx.strokeText(text, x, y);
+    u.ctx.fillText(text, x, y);
   }
 
   // Where the run began, if the chart starts before it.
@@ -83,7 +95,8 @@
     u.ctx.font = 12 * devicePixelRatio + "px system-ui, sans-serif";
     u.ctx.textAlign = "right";
     u.ctx.textBaseline = "top";
-    u.ctx.fillText("alone", x - 5 * devicePixelRatio, u.bbox.top);
+    const right = x - 5 * devicePixelRatio;
+    if (right - u.ctx.measureText("alone").width >= u.bbox.left) written(u, "alone", right, u.bbox.top);
     u.ctx.restore();
   }
 

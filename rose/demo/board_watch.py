@@ -1,4 +1,4 @@
-"""How busy the serving engine is as long as no executor looks: read from the board that its probe writes."""
+"""How busy the serving engine is, whoever else looks: read from the board that its probe writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def make_board(path: Path) -> None:
     claim_quota(path).close()
 
 
-async def watch_alone(path: Path, seen: list[tuple[float, float]]) -> NoReturn:
+async def watch_board(path: Path, seen: list[tuple[float, float]]) -> NoReturn:
     """Append moments, and the share of the time before each in which serving computed, until cancelled."""
     reader = BoardReader(path)
     try:
