@@ -1,8 +1,9 @@
-"""Ctrl-C for whatever runs on an event loop: asking cancels it, wherever it is."""
+"""Ctrl-C for whatever runs on an event loop: asking cancels it, wherever it is, or tells it."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -38,3 +39,17 @@ class Stop:
         finally:
             # Too late to cancel anything: a signal from here on must find no loop that is closing or closed.
             self._cancel = None
+
+
+def first_signal() -> asyncio.Future[signal.Signals]:
+    """The first of SIGTERM and Ctrl-C, from now on: for a service, which ends in its own order. Main thread only."""
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[signal.Signals] = loop.create_future()
+
+    def ask(signum: signal.Signals) -> None:
+        if not asked.done():
+            asked.set_result(signum)
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, ask, signum)
+    return asked

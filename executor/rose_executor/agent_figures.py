@@ -31,6 +31,7 @@ class AgentFigures:
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
         self._preemptions, self._starvations = Growth(), Growth()
+        self._reborn = False
         self._engine = ("starting", "")
         metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
         metrics.slo_seconds.labels(what="tpot").set(slo.tpot_s)
@@ -41,7 +42,7 @@ class AgentFigures:
 
     def restarted(self) -> None:
         self._metrics.guest_restarts.inc()
-        self._preemptions, self._starvations = Growth(), Growth()
+        self._reborn = True
 
     def followed(self, followed: Followed, fetched_bytes: int) -> None:
         self._metrics.fetched_bytes.inc(fetched_bytes)
@@ -58,6 +59,9 @@ class AgentFigures:
             self._show_idle("guest")  # an engine without work takes no steps, and says nothing
         else:
             self._show_engine("guest", guest, now_s)
+        if guest is None and self._reborn:
+            # Not before: for a while the board still tells of the one that died.
+            self._preemptions, self._starvations, self._reborn = Growth(), Growth(), False
         if guest is not None:
             self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
             self._metrics.starvations.inc(self._starvations.by(guest.starvations))

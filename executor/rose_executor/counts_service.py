@@ -4,10 +4,14 @@ Invariants
 - Nobody without the token is heard, and only on the loopback interface; calls and messages are bounded.
 - `alive` is looked up before the page is read, so what is said of a dead incarnation is final.
 - Requests are read before the total, so the total is never less than their sum.
+- Who asks about an engine hears of its end, and its last counts, where the executor itself is ended in order.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,11 +22,15 @@ from rose.errors import ClusterError
 from rose.metrics import ADDRESS
 from rose.proto.v1 import executor_pb2 as wire
 from rose.proto.v1.executor_pb2_grpc import ExecutorServicer, add_ExecutorServicer_to_server
+from rose.waits import WaitBoard
 from rose_executor.page_shelf import PageShelf
 from rose_executor.token_page import RequestCount
 
 MESSAGE_BYTES_MAX = 1 << 20
 _CALLS_MAX = 256
+QUIET_S = 2.0
+"""Whoever samples asks about once a second until it knows that the engine is dead: after that long nobody does."""
+LAST_WORDS_S = 6.0
 
 
 class CountsService(ExecutorServicer):  # type: ignore[misc]
@@ -44,6 +52,25 @@ class CountsService(ExecutorServicer):  # type: ignore[misc]
             total_tokens=page.total(),
             requests=[_message(request_id, count) for request_id, count in requests.items()],
         )
+
+
+class Questions:
+    """Passes on the `alive` of a service, and so knows when it was asked last."""
+
+    def __init__(self, alive: Callable[[str], bool]) -> None:
+        self._alive = alive
+        self._asked_s = -math.inf
+
+    def alive(self, incarnation: str) -> bool:
+        self._asked_s = time.monotonic()
+        return self._alive(incarnation)
+
+    async def over(self, waits: WaitBoard) -> None:
+        """Return once nobody has asked for `QUIET_S`, or after `LAST_WORDS_S`."""
+        until_s = time.monotonic() + LAST_WORDS_S
+        with waits.waiting("last questions", "whoever samples", LAST_WORDS_S):
+            while (left_s := min(until_s, self._asked_s + QUIET_S) - time.monotonic()) > 0:
+                await asyncio.sleep(left_s)
 
 
 def _message(request_id: str, count: RequestCount) -> Any:

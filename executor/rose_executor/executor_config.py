@@ -116,7 +116,8 @@ def load_executor_config(file: Path | None, join: Path | None, flags: Mapping[st
     try:
         return ExecutorConfig.model_validate(tables)
     except ValidationError as error:
-        lines = [f"{file or 'the flags'}:", *keys.problems(ExecutorConfig, error)]
+        read = f"{file or 'the flags'}" + (f", with [join] of {join}" if join is not None else "")
+        lines = [f"{read}:", *keys.problems(ExecutorConfig, error)]
         raise ConfigError("\n  ".join(lines), to_do="mend them; `rose executor --help` shows every key") from None
 
 

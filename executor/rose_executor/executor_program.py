@@ -17,10 +17,11 @@ from rose.metrics import ExecutorMetrics
 from rose.metrics import serve as serve_metrics
 from rose.runs import Run, open_service
 from rose.status import StatusBoard
+from rose.stop import first_signal
 from rose.waits import WaitBoard
 from rose_executor.agent import Agent, Joined
 from rose_executor.agent_figures import AgentFigures
-from rose_executor.counts_service import serve_counts
+from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
 from rose_executor.engine_settings import EngineSettings
@@ -134,12 +135,14 @@ class _Program:
 
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
         section, join = self._config.executor, self._config.join
-        asked = _signals()
+        asked = first_signal()
         async with contextlib.AsyncExitStack() as stack:
+            questions = Questions(self._agent.alive)
             server, counts_address = await serve_counts(
-                self._shelf, self._agent.alive, port=section.port, token=self._token
+                self._shelf, questions.alive, port=section.port, token=self._token
             )
             stack.push_async_callback(server.stop, _END_GRACE_S)
+            stack.push_async_callback(questions.over, self._waits)
             shown = stack.enter_context(
                 contextlib.closing(serve_metrics(section.metrics_port, self._metrics.registry, self._agent.unhealthy))
             )
@@ -188,17 +191,3 @@ class _Program:
             self._status.fact(name, value)
         self._status.part("partition", partition.name, f"{partition.binds}; what it costs: {partition.costs}")
         log.info("lending", **facts, partition=partition.name)
-
-
-def _signals() -> asyncio.Future[signal.Signals]:
-    """The first signal that asks for the end."""
-    loop = asyncio.get_running_loop()
-    asked: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def ask(signum: signal.Signals) -> None:
-        if not asked.done():
-            asked.set_result(signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, ask, signum)
-    return asked

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from rose.errors import EngineError
 from rose.logs import logger
@@ -77,11 +78,14 @@ class Engines:
         async with asyncio.TaskGroup() as group:
             while True:
                 engine = await self._new.get()
-                group.create_task(engine.run(), name=f"counts of {engine.engine_id}")
+                counting = engine.run(partial(self._recount, engine))
+                group.create_task(counting, name=f"counts of {engine.engine_id}")
 
     async def close(self) -> None:
         """Have the last counts of lent engines booked: once nothing is sampled, before the books are closed."""
         await asyncio.gather(*(self._settle(engine) for engine in self._lent.values()))
+        for engine in self._lent.values():
+            engine.close()
         for source in self._sources.values():
             await source.close()
 
@@ -90,6 +94,9 @@ class Engines:
         if source is None:
             source = self._sources[lease.counts_address] = self._counts(lease.counts_address)
         engine_id, incarnation = lease.engine_id, lease.incarnation
+        for (earlier_id, _), earlier in self._lent.items():
+            if earlier_id == engine_id:
+                earlier.also_at(source)
 
         def told(state: str, words: str) -> None:
             if state == "silent":
@@ -100,6 +107,14 @@ class Engines:
         self._books.watch(engine, lent=True)
         self._new.put_nowait(engine)
         return engine
+
+    def _recount(self, engine: LentEngine) -> None:
+        """Book what was not known in time as soon as it is: a page has room for a bounded number of requests."""
+        for request_id in self._books.unsure(engine):
+            count = engine.final(request_id)
+            if count is not None:
+                self._books.recount(request_id, count.tokens)
+                engine.forget(request_id)
 
     async def _settle(self, engine: LentEngine) -> None:
         unsettled, unsure = self._books.unsettled(engine), self._books.unsure(engine)

@@ -47,12 +47,16 @@ class EnvironmentRank:
             log.info("episode opens", seed=seed)
             opening = self._opening[key] = asyncio.ensure_future(self._host.open(seed, episode_id))
             try:
-                episode = self._episodes[key] = await opening
+                episode = await opening
             except EnvironmentFailed as error:
                 log.info("episode fails", why=error.what)
                 raise
             finally:
-                del self._opening[key]
+                wanted = self._opening.pop(key, None)
+            if wanted is None:
+                self._end_episode(episode)
+                raise EnvironmentFailed("an episode was closed in the moment in which it began")
+            self._episodes[key] = episode
         return str.__str__(episode.system_prompt), str.__str__(episode.first_observation)
 
     async def step(self, key: int, action: str) -> StepResult:
@@ -90,12 +94,16 @@ class EnvironmentRank:
         await self._host.close()
 
     def _close(self, key: int) -> None:
-        if key in self._opening:
-            self._opening[key].cancel()
+        opening = self._opening.pop(key, None)
+        if opening is not None:
+            opening.cancel()
         episode = self._episodes.pop(key, None)
         if episode is not None:
-            with bound(trajectory_id=episode.episode_id):
-                log.info("episode closes", steps=episode.steps, step_s=round(episode.step_s, 3))
-            closing = asyncio.ensure_future(episode.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._end_episode(episode)
+
+    def _end_episode(self, episode: Episode) -> None:
+        with bound(trajectory_id=episode.episode_id):
+            log.info("episode closes", steps=episode.steps, step_s=round(episode.step_s, 3))
+        closing = asyncio.ensure_future(episode.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)

@@ -3,13 +3,16 @@
 Invariants
 - A worker that dies, or answers nothing at all any more, costs the episodes that it had open, each of which fails as an
   environment does. The next episode gets a new process.
-- Of several episodes that wait for the new process, one starts it.
+- Of several episodes that wait for the new process, one starts it. Where it does not start, other workers are taken for
+  a while: one that fails at once has the fewest episodes of all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +28,8 @@ log = logger("environment")
 
 PATIENCE_S = 30.0
 """How much later than its deadline a worker may answer: on a full machine it gets few turns."""
+TRY_AGAIN_S = 60.0
+"""How long a worker that did not start is left alone, if there are others."""
 END_TIMEOUT_S = 15.0
 """More than the deadlines of the closes that it is made of."""
 
@@ -53,6 +58,12 @@ class EnvironmentWorker:
         self._told = told
         self._start_timeout_s = start_timeout_s
         self._starting: asyncio.Task[Line] | None = None
+        self._failed_s = -math.inf
+
+    @property
+    def fit(self) -> bool:
+        """Whether an episode that may go elsewhere should be given to it."""
+        return time.monotonic() - self._failed_s >= TRY_AGAIN_S
 
     async def start(self) -> None:
         """Raises ConfigError if the environment cannot be loaded there, ClusterError or DeadlineExceeded."""
@@ -105,7 +116,7 @@ class EnvironmentWorker:
             return await asyncio.shield(starting)
         except RoseError:
             if self._starting is starting:
-                self._starting = None
+                self._starting, self._failed_s = None, time.monotonic()
             raise
 
     async def _start(self) -> Line:

@@ -3,6 +3,7 @@
 Invariants
 - Who wait for a count at the same time share one question; in between the executor is asked about once a second.
 - An executor that cannot be asked makes the engine *lost*, until it answers again: no turn goes where nobody counts.
+- One that has come up again elsewhere is asked there too: it may have the pages of before.
 - What is known of a total never falls, and no error of an executor gets beyond here.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
@@ -28,6 +30,7 @@ FINAL_TIMEOUT_S = 5.0
 NEWS_TIMEOUT_S = 2.0
 SETTLE_TIMEOUT_S = 10.0
 _AGAIN_S = 0.1
+_SOURCES_MAX = 4
 
 
 class CountsSource(Protocol):
@@ -41,7 +44,7 @@ class CountsSource(Protocol):
 
 
 class LentEngine:
-    """A `TurnEngine`. `told` hears its state and a few words whenever they change; `run` keeps the counts fresh."""
+    """A `TurnEngine`. `told` hears its state and a few words whenever that changes; `run` keeps the counts fresh."""
 
     def __init__(
         self,
@@ -55,25 +58,22 @@ class LentEngine:
         self.engine_id = engine_id
         self.incarnation = incarnation
         self.route = route
-        self._source = source
+        self._sources = deque([source], maxlen=_SOURCES_MAX)
         self._waits = waits
         self._told = told
         self._dead = False
         self._silent = "was not asked yet"
+        self._state = ""
         self._total = 0
         self._awaited: set[str] = set()
         self._counts: dict[str, RequestCount] = {}
         self._answer: asyncio.Task[None] | None = None
+        self._questions: set[asyncio.Task[None]] = set()
         self._met: asyncio.Task[None] | None = None
 
     @property
     def lost(self) -> bool:
         return self._dead or bool(self._silent)
-
-    @property
-    def silent(self) -> str:
-        """Why its counts cannot be had now, empty if they can."""
-        return self._silent
 
     def total_tokens(self) -> int:
         return self._total
@@ -82,29 +82,45 @@ class LentEngine:
         count = self._counts.get(request_id)
         return count.tokens if count is not None else 0
 
+    def also_at(self, source: CountsSource) -> None:
+        """A later incarnation of the engine is counted there: whoever does so may know of this one."""
+        if source not in self._sources:
+            self._sources.appendleft(source)
+
     async def met(self) -> None:
         """Return once its executor was asked for the first time, whatever it answered."""
         if self._met is None:
             self._met = asyncio.create_task(self._heard())
         await asyncio.shield(self._met)
 
-    async def run(self) -> None:
-        """Ask about once a second until it is dead."""
+    async def run(self, heard: Callable[[], None]) -> None:
+        """Ask about once a second until it is dead; `heard` is called after each answer."""
         while not self._dead:
             await asyncio.sleep(ASK_EVERY_S)
             await self._heard()
+            heard()
 
     async def final_request(self, request_id: str) -> RequestCount | None:
+        """See `TurnEngine`. Of one whose count cannot be had in time, `final` may tell it later."""
         self._awaited.add(request_id)
         try:
-            return await self._waits.within(
+            count = await self._waits.within(
                 self._until_final(request_id), "final count", self.engine_id, FINAL_TIMEOUT_S, boundary="engine"
             )
         except DeadlineExceeded:
             return self._counts.get(request_id)
-        finally:
-            self._awaited.discard(request_id)
-            self._counts.pop(request_id, None)
+        self.forget(request_id)
+        return count
+
+    def final(self, request_id: str) -> RequestCount | None:
+        """The count of a request to which nothing is added any more, None if there is none yet."""
+        count = self._counts.get(request_id)
+        return count if count is not None and (self._dead or count.finished) else None
+
+    def forget(self, request_id: str) -> None:
+        """Ask about this request no longer."""
+        self._awaited.discard(request_id)
+        self._counts.pop(request_id, None)
 
     async def news_of_death(self) -> None:
         with contextlib.suppress(DeadlineExceeded):
@@ -124,6 +140,11 @@ class LentEngine:
         except DeadlineExceeded as late:
             return self._silent or f"{late.what}: it has not finished all that was asked of it"
         return ""
+
+    def close(self) -> None:
+        """Ask nothing more, and hear no answer."""
+        for question in self._questions:
+            question.cancel()
 
     def known(self, request_id: str) -> RequestCount | None:
         """What `settle` has learned of a request."""
@@ -158,18 +179,24 @@ class LentEngine:
         """Return once the executor was asked, from now on, and has answered or not."""
         if self._answer is None:
             self._answer = asyncio.create_task(self._ask_soon())
+            self._questions.add(self._answer)
+            self._answer.add_done_callback(self._questions.discard)
         await asyncio.shield(self._answer)
 
     async def _ask_soon(self) -> None:
         await asyncio.sleep(SHARE_S)
         self._answer = None  # who comes from here on is not in this question
-        before = (self._dead, self._silent)
+        source = self._sources[0]
         try:
-            self._take(await self._source.counts(self.incarnation, tuple(self._awaited)))
+            self._take(await source.counts(self.incarnation, tuple(self._awaited)))
         except (EngineError, DeadlineExceeded) as error:
             self._silent = error.what
-        if (self._dead, self._silent) != before:
-            self._told("dead" if self._dead else "silent" if self._silent else "lent", self._silent)
+        if self._silent and source is self._sources[0]:
+            self._sources.rotate(-1)
+        state = "dead" if self._dead else "silent" if self._silent else "lent"
+        if state != self._state:
+            self._state = state
+            self._told(state, self._silent)
 
     def _take(self, counts: Counts) -> None:
         if not counts.known:

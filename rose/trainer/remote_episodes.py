@@ -2,7 +2,8 @@
 
 Invariants
 - An opening costs one call, a step one, a close none that is waited for; calls share messages (`line`).
-- An episode stays in the worker that opened it; a new one goes to the worker that has the fewest.
+- An episode stays in the worker that opened it; a new one goes to the worker that has the fewest, of those that are fit
+  if any is.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RemoteEpisodes:
 
     async def open(self, seed: int, episode_id: str) -> RemoteEpisode:
         """Begin an episode of task `seed`. Raises EnvironmentFailed."""
-        worker = min(self._workers, key=lambda one: one.episodes)
+        worker = min(self._workers, key=lambda one: (not one.fit, one.episodes))
         whom, key = f"environment {episode_id}", next(_keys)
         worker.episodes += 1
         line: Line | None = None

@@ -6,11 +6,13 @@ Invariants
   count stamps with one version.
 - Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, so tokens
   that never arrived, or that nobody can stamp, are *unreceived* and not forgotten.
-- Every attempt has a lease and a deadline; attempts are bounded.
+- Every attempt has a lease and a deadline. Those on the run's own engines are bounded; each lent incarnation gets one,
+  and what lent engines lose counts for nothing: they may come and go as they like.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import AsyncIterator, Set
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -34,8 +36,9 @@ _MOMENT_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How to sample: `temperature` 0 is greedy; `max_new_tokens` bounds one turn, `attempts_max` its engines.
+    """How to sample: `temperature` 0 is greedy; `max_new_tokens` bounds one turn.
 
+    It is given up when the run's own engines have lost it `attempts_max` times.
     An attempt waits at most `lease_wait_s` for its engine, and may hold it for `lease_hold_s`.
     No seed: vLLM 0.32 on CPU dies of a seeded request whose prompt is computed in pieces.
     """
@@ -86,11 +89,11 @@ class TurnSampler:
     async def sample(self, asked: Turn, token_ids: list[int]) -> SampledTurn:
         """Continue `token_ids` by one turn, for which `asked` is leased.
 
-        Raises EngineError if an engine refuses the request, or the turn was lost `attempts_max` times; SchedulerError
-        if a lease is refused, DeadlineExceeded if there is none in time.
+        Raises EngineError if an engine refuses the request, or the run's own lost the turn `attempts_max` times;
+        SchedulerError if a lease is refused, DeadlineExceeded if there is none in time.
         """
-        turn, left = SampledTurn([], [], [], []), set[str]()
-        for attempt in range(self.settings.attempts_max):
+        turn, left, own_losses = SampledTurn([], [], [], []), set[str](), 0
+        for attempt in itertools.count():
             request_id = f"{asked.trajectory_id}.{asked.number}.{attempt}"
             prompt = [*token_ids, *turn.output_ids]
             asked_s = time.monotonic()
@@ -114,6 +117,9 @@ class TurnSampler:
             )
             if turn.finish is not Finish.ABORT:
                 return turn
+            own_losses += not lease.counts_address
+            if own_losses >= self.settings.attempts_max:
+                break
         raise EngineError(
             f"turn {asked.number} of {asked.trajectory_id} was lost {self.settings.attempts_max} times",
             expected="one of the attempts to finish",

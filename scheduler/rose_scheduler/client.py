@@ -248,7 +248,7 @@ class SchedulerClient:
             raise NotTaken(
                 f"engine {engine.engine_id}, incarnation {engine.incarnation}, is not taken: {standing}",
                 expected="one incarnation of it at a time, offered always with the same facts",
-                to_do="end it, or start it anew under another incarnation",
+                to_do="end it, or start it anew: under another incarnation, or under another id where that is taken",
             )
         return "" if standing is Standing.KNOWN else f"the scheduler's answer is: {standing}"
 

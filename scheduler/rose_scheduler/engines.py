@@ -3,7 +3,8 @@
 Invariants
 - `least_loaded` gives only an engine that is healthy, has room, and runs the version that was asked for.
 - An engine id has one live incarnation and an address one live engine: the newer offer ends the older one, and
-  what was ended so or by its own word never comes back.
+  what was ended so or by its own word never comes back. Only the id of an engine of the run's own is not for one that
+  is lent, whatever its executor calls itself.
 - The number of engines is bounded, and so is what is remembered of those that are over.
 
 State table of an incarnation
@@ -113,6 +114,9 @@ class Engines:
             if _facts(same) == _facts(event):
                 return _answer(event, Standing.KNOWN), []
             return _answer(event, Standing.CONFLICT, "it was offered otherwise before"), []
+        holder = self._engines.get(event.engine_id)
+        if holder is not None and holder.kind is EngineKind.DEDICATED and event.kind is EngineKind.LENT:
+            return _answer(event, Standing.CONFLICT, "one of the run's own engines has this id"), []
         replaced = {found.engine_id: found for found in self._claimed(event)}
         if len(self._engines) - len(replaced) >= self._limits.engines:
             return _answer(event, Standing.FULL, f"{self._limits.engines} engines are known"), []

@@ -14,6 +14,7 @@ from rose.metrics import MetricsServer, SchedulerMetrics
 from rose.metrics import serve as serve_metrics
 from rose.runs import open_service
 from rose.status import StatusBoard
+from rose.stop import first_signal
 from rose.waits import WaitBoard
 from rose_scheduler.config import SchedulerConfig
 from rose_scheduler.desk import Desk
@@ -56,7 +57,7 @@ async def _serve(
     ready: Callable[[str, str], None],
 ) -> bool:
     desk = Desk(Placement(config.limits.limits()), waits, metrics)
-    asked = _signals()
+    asked = first_signal()
     server, address = await serve(desk, port=config.scheduler.port, token=token)
     board.fact("address", address)
     board.fact("metrics", metrics_server.url)
@@ -75,20 +76,6 @@ async def _serve(
         one.result()
     log.info("ended", by=asked.result().name)
     return asked.result() is signal.SIGTERM
-
-
-def _signals() -> asyncio.Future[signal.Signals]:
-    """The first signal that asks for the end."""
-    loop = asyncio.get_running_loop()
-    asked: asyncio.Future[signal.Signals] = loop.create_future()
-
-    def ask(signum: signal.Signals) -> None:
-        if not asked.done():
-            asked.set_result(signum)
-
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, ask, signum)
-    return asked
 
 
 async def _show(desk: Desk, board: StatusBoard) -> None:

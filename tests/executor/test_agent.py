@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -24,10 +25,11 @@ from rose.waits import WaitBoard
 from rose_executor.agent import UNSEEN_S, Agent, Joined
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board import QUOTA, BoardReader
+from rose_executor.board_states import GuestState, Reading
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_rules import GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.launcher import Child, Command, Launcher, SpawnedChild
 from rose_executor.lender import GuestNow, GuestOffer
@@ -206,5 +208,29 @@ def test_alive_is_the_guest_of_now_until_it_is_known_to_be_dead(folder: Path, ti
     scene.agent._life = None  # its life is over, and no other has begun
     process.alive = False
     assert not scene.agent.alive("a1")
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_what_a_dead_guest_left_on_the_board_is_not_counted_again(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    figures, nobody = scene.agent._figures, NoScheduler()
+
+    def show(preemptions: int | None, starvations: int = 0) -> tuple[float | None, ...]:
+        blank = dict.fromkeys((field.name for field in fields(GuestState)), 0)
+        state = GuestState(**(blank | {"preemptions": preemptions, "starvations": starvations}))  # type: ignore[arg-type]
+        scene.watch.seen = Looked(Reading(None), Reading(None if preemptions is None else state))
+        figures.show(scene.watch, None, scene.agent.lent(), nobody, 0)
+        value = scene.metrics.registry.get_sample_value
+        return value("rose_executor_preemptions_total"), value("rose_executor_starvations_total")
+
+    assert show(5, 2) == (5, 2)
+    figures.restarted()
+    assert show(5, 2) == (5, 2)
+    assert show(1, 0) == (6, 2)
+    figures.restarted()
+    assert show(1, 0) == (6, 2)
+    assert show(None) == (6, 2)
+    assert show(4, 1) == (10, 3)
     scene.watch.close()
     scene.shelf.close()

@@ -18,9 +18,9 @@ import pytest
 
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
-from rose_executor import page_shelf
+from rose_executor import counts_service, page_shelf
 from rose_executor.counts_client import CountsClient
-from rose_executor.counts_service import serve_counts
+from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.page_shelf import PageShelf
 from rose_executor.token_page import PageReader, PageWriter, RequestCount
 
@@ -274,3 +274,29 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="cannot be used"):
         PageShelf(tmp_path / "file" / "state", WaitBoard())
+
+
+@in_loop
+async def test_a_service_goes_on_for_as_long_as_it_is_asked_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts_service, "QUIET_S", 0.2)
+    monkeypatch.setattr(counts_service, "LAST_WORDS_S", LONG_S)
+    questions = Questions(lambda incarnation: incarnation == LIFE)
+    await asyncio.wait_for(questions.over(WaitBoard()), 0.1)
+    assert (questions.alive(LIFE), questions.alive(OTHER)) == (True, False)
+    waits = WaitBoard()
+    over = asyncio.create_task(questions.over(waits))
+    asked_s = time.monotonic()
+    while time.monotonic() < asked_s + 0.5:
+        before_s = time.monotonic()
+        questions.alive(LIFE)
+        await asyncio.sleep(0.01)
+        if time.monotonic() - before_s < 0.2:
+            assert not over.done()
+            assert [wait.what for wait in waits.snapshot()] == ["last questions"]
+    last_s = time.monotonic()
+    await over
+    assert time.monotonic() - last_s > 0.1
+    monkeypatch.setattr(counts_service, "LAST_WORDS_S", 0.1)
+    questions.alive(LIFE)
+    monkeypatch.setattr(counts_service, "QUIET_S", LONG_S)
+    await asyncio.wait_for(questions.over(waits), LONG_S / 2)

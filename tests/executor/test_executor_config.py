@@ -72,7 +72,9 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     file, join = files(tmp_path, text, JOIN.replace("127.0.0.1:7080", "nowhere"))
     with pytest.raises(ConfigError) as refused:
         load_executor_config(file, join, {"name": "A B"})
-    assert str(refused.value).splitlines()[1:] == [
+    first, *others = str(refused.value).splitlines()
+    assert first.endswith(f"{file}, with [join] of {join}:")
+    assert others == [
         '  executor.name = "A B": allowed is text that matches `^[a-z0-9][a-z0-9-]{0,23}$`',
         "  executor.port = -1: allowed is a whole number from 0 to 65535",
         '  executor.cores.0 = "one": allowed is a list of whole numbers',

@@ -364,6 +364,19 @@ def test_an_address_belongs_to_the_engine_that_was_offered_there_last() -> None:
     assert len(story.core.engines) == 2
 
 
+def test_a_lent_engine_never_takes_the_place_of_one_of_the_run_s_own() -> None:
+    story = Story()
+    story.join(most=1)
+    story.ask("a")
+    assert (
+        only(EngineAnswered, story.offer(incarnation="2", address="there", kind="lent")).standing is Standing.CONFLICT
+    )
+    assert only(EngineAnswered, story.beat()).standing is Standing.KNOWN
+    assert next(iter(story.core.engines)).leases == {"a"}
+    story.offer("f", kind="lent")
+    assert only(EngineAnswered, story.offer("f", "2", kind="dedicated")).standing is Standing.KNOWN
+
+
 def test_an_offer_may_be_repeated_but_not_changed() -> None:
     story = Story()
     story.join(most=2)

@@ -34,8 +34,9 @@ class Still:
 
 @dataclass
 class Page:
-    """What an incarnation has counted."""
+    """What an incarnation has counted; `retired` tokens are of requests that the page has forgotten."""
 
+    retired: int = 0
     alive: bool = True
     known: bool = True
     counts: dict[str, RequestCount] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class Executor:
             raise EngineError("executor there: no counts: unavailable")
         page = self.pages[incarnation]
         found = {each: page.counts[each] for each in request_ids if each in page.counts}
-        total = sum(count.tokens for count in page.counts.values())
+        total = page.retired + sum(count.tokens for count in page.counts.values())
         return Counts(page.known, page.alive, total, found) if page.known else Counts(False, False, 0, {})
 
     async def close(self) -> None:

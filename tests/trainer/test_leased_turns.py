@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
-from lent_tools import Fleet, Still, fleet
+from lent_tools import Executor, Fleet, Page, Still, fleet
 from service_tools import until
 from stand_ins import END, Answer, Lost, Silent
 
@@ -15,6 +16,7 @@ from rose.ledger import Account
 from rose.records import Finish, VersionSpan
 from rose.trainer import lent_engine
 from rose.trainer.books import Books
+from rose_executor.counts_client import Counts
 from rose_executor.token_page import RequestCount
 from rose_scheduler.client import EngineState, LeaseRefused, Turn
 from rose_scheduler.events import EngineKind, EngineOffered
@@ -109,6 +111,28 @@ def test_tokens_whose_executor_is_away_are_thrown_away_and_counted_when_it_is_ba
 
     on_fleet(books, body)
     accounts(books, trained=3, unreceived=4)
+    assert books.trusted() == ()
+
+
+def test_what_was_not_counted_in_time_is_counted_before_the_page_forgets_it(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Still((5, 6), generated=4))
+        sampling = asyncio.create_task(made.sample(0))
+        await until(lambda: guest.asked != [])
+        guest.executor.away = True
+        await made.lend("other", Answer((7, END)))
+        await sampling
+        lent = made.engines._lent["guest", "guest"]
+        assert books.unsure(lent) == ("t.0.0",)
+        guest.executor.away = False
+        await until(lambda: lent.total_tokens() == 4)
+        assert books.unsure(lent) == ("t.0.0",), "what is not finished may still grow"
+        guest.page.counts["t.0.0"] = RequestCount(5, 0, 0, True)
+        await until(lambda: books.unsure(lent) == ())
+        guest.page.retired = guest.page.counts.pop("t.0.0").tokens
+
+    on_fleet(books, body)
+    accounts(books, trained=2, unreceived=5)
     assert books.trusted() == ()
 
 
@@ -275,3 +299,55 @@ def test_an_engine_that_never_finishes_what_it_was_asked_is_booked_as_far_as_it_
     accounts(books, trained=0, unreceived=7)
     (line,) = books.trusted()
     assert "has not finished" in line
+
+
+def test_what_lent_engines_lose_is_no_attempt_of_the_run_s_own(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        made.sampler.settings = replace(made.sampler.settings, attempts_max=1)
+        sampling = asyncio.create_task(made.sample())
+        for name in ("guest", "neighbour"):
+            guest = await made.lend(name, Lost((5,), generated=1), most=1)
+            while not guest.asked:
+                await asyncio.sleep(0.01)
+        await made.lend("other", Answer((7, END)))
+        turn = await sampling
+        assert (turn.output_ids, turn.finish) == ([5, 5, 7, END], Finish.STOP)
+
+    on_fleet(books, body)
+    accounts(books, trained=4)
+
+
+def test_a_dead_incarnation_is_asked_about_where_its_executor_has_come_up_again(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Lost((5, 6), generated=4))
+        sampling = asyncio.create_task(made.sample(0))
+        await until(lambda: guest.asked != [])
+        guest.executor.away = True
+        anew = made.executors["anew"] = Executor({"guest": guest.page, "second": Page()})
+        guest.engine_id, guest.executor = "second", anew
+        offer = EngineOffered("guest", "second", EngineKind.LENT, "http://guest", 4, 0, "anew")
+        await made.here.client.offer(offer)
+        await made.here.client.beat(offer, EngineState(0, 4, 0.0))
+        assert (await sampling).output_ids == [END]
+
+    on_fleet(books, body)
+    accounts(books, trained=1, unreceived=4)
+    assert books.trusted() == ()
+
+
+def test_no_question_outlives_the_end(books: Books, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lent_engine, "ASK_EVERY_S", 1000.0)
+
+    async def never(*_: object) -> Counts:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Answer((5, END)))
+        await made.sample()
+        monkeypatch.setattr(guest.executor, "counts", never)
+        await made.engines.close()
+        await asyncio.sleep(0)
+        assert [task for task in asyncio.all_tasks() if task.get_coro().__name__ == "_ask_soon"] == []  # type: ignore[union-attr]
+
+    on_fleet(books, body)

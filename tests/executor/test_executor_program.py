@@ -1,0 +1,88 @@
+"""The executor's process around its agent: what is still answered when it is asked to end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rose.waits import WaitBoard
+from rose_executor import executor_program
+from rose_executor.counts_client import Counts, CountsClient
+from rose_executor.executor_config import load_executor_config
+from rose_executor.executor_program import run_executor
+from rose_executor.page_shelf import PageShelf
+from rose_executor.token_page import PageWriter
+
+TOKEN = "0123456789abcdef" * 2
+LIFE = "a1" * 8
+LONG_S = 60.0
+
+
+class Guarding:
+    """An agent whose guest samples to its last moment."""
+
+    def __init__(self, settings: Any, health: Any, watch: Any, partitioner: Any, shelf: PageShelf, *_: Any) -> None:
+        self._page = PageWriter(shelf.folder / f"guest.{LIFE}.page", incarnation=LIFE, slots=4)
+        self._lives = True
+
+    def alive(self, incarnation: str) -> bool:
+        return self._lives
+
+    def unhealthy(self) -> str:
+        return ""
+
+    async def run(self, joined: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self._page.add("r", 3)
+            self._lives = False
+
+
+@asynccontextmanager
+async def no_lender(*_: object) -> AsyncIterator[Any]:
+    yield None
+
+
+async def listen(address: str, heard: list[Counts]) -> None:
+    """Ask as a run does, until the engine is dead; after the first answer the executor is asked to end."""
+    client = CountsClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+    while not heard or heard[-1].alive:
+        heard.append(await client.counts(LIFE, ["r"]))
+        if len(heard) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.5)
+    await client.close()
+
+
+def test_a_run_hears_the_last_counts_of_a_guest_whose_executor_is_asked_to_end(
+    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path_factory.mktemp("x")  # short, because sockets lie in it
+    monkeypatch.setattr(executor_program, "Agent", Guarding)
+    monkeypatch.setenv("ROSE_RUNTIME_DIR", str(folder / "rt"))
+    token = folder / "token"
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    file = folder / "executor.toml"
+    file.write_text(
+        f'[executor]\nstate = "state"\n[join]\nscheduler = "127.0.0.1:1"\nweights = "127.0.0.1:1"\n'
+        f'token_file = "token"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
+        f'[guest]\nmodel = "{tiny_model}"\n'
+    )
+    heard: list[Counts] = []
+    listening: list[asyncio.Task[None]] = []
+
+    def ready(counts_address: str, _: str) -> None:
+        listening.append(asyncio.get_running_loop().create_task(listen(counts_address, heard)))
+
+    assert run_executor(load_executor_config(file, None, {"out": folder / "runs"}), no_lender, ready)
+    assert (heard[0].alive, heard[0].total_tokens) == (True, 0)
+    assert (heard[-1].alive, heard[-1].total_tokens, heard[-1].requests["r"].tokens) == (False, 3, 3)
