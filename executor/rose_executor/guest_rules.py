@@ -33,7 +33,7 @@ STEPS_UNDER_WAY = 2
 """At most so many steps of an engine are under way at once: with asynchronous scheduling, one behind another."""
 LOOK_S = 0.005
 IDLE_LOOK_S = 0.02
-_RENEW_S = 0.04
+_RENEW_S = 0.035
 _TRUSTED_S = 0.5
 """A guest shuts its gate when its quota is older than that: `QUOTA.stale_after_s` of the board."""
 
