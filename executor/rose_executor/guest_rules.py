@@ -4,8 +4,8 @@ Invariants
 - The quota is written whenever it changes, and at least every `HEARTBEAT_S` of the board: without that the guest shuts
   its own gate. So whatever ends the executor, nothing is left unthrottled.
 - Serving unknown, or no slack: the gate is shut.
-- The board is looked at every `LOOK_S` while the guest has work. Without work it takes no steps, and its first one may
-  begin with a quota that is older by `IDLE_LOOK_S`.
+- The board is looked at every `LOOK_S` while a guest with work may compute. Without work it takes no steps, and its
+  first one may begin with a quota that is older by `IDLE_LOOK_S`; with the gate shut nothing but its opening is late.
 - A guest that goes on computing although its gate has long been shut is frozen, and again if that did not stop it. It
   is thawed only to die: an engine that does not obey is to be replaced.
 
@@ -87,7 +87,6 @@ class GuestRules:
             self.open_s += min(now - self._looked_at_s, _TRUSTED_S)
         self._looked_at_s = now
         guest = event.guest.state
-        self.look_again_s = LOOK_S if guest is not None and (guest.running or guest.waiting) else IDLE_LOOK_S
         if guest is not None and guest.computed_steps != self._guest_steps:
             self._guest_steps = guest.computed_steps
             self.profile.saw(guest.step_tokens, guest.step_s)
@@ -98,6 +97,8 @@ class GuestRules:
             active_seqs=allowance.active_seqs,
             gate_open=allowance.tokens_per_step > 0,
         )
+        computes = quota.gate_open and guest is not None and (guest.running > 0 or guest.waiting > 0)
+        self.look_again_s = LOOK_S if computes else IDLE_LOOK_S
         actions: list[Write | Freeze] = []
         if quota != self.quota or now - self._written_at_s >= _RENEW_S:
             self.quota, self._written_at_s = quota, now

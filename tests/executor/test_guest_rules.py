@@ -68,17 +68,25 @@ def test_the_gate_shuts_at_the_very_look_at_which_slack_is_gone(serving: Reading
     assert not action.quota.gate_open
 
 
-def test_a_guest_with_work_is_looked_at_more_often_and_an_idle_ones_quota_is_renewed_in_time_all_the_same() -> None:
+def test_a_guest_that_may_compute_is_looked_at_more_often() -> None:
     world = World()
-    world.look(idle(world.now_s), guest(1))
-    assert world.rules.look_again_s == LOOK_S
     waits = GuestState(99, 1, 1, 0, 1, 9, 100, 0.001, 10, 0, 0.0, 0, 0.0)
-    world.look(idle(world.now_s), Reading(waits, 1))
-    assert world.rules.look_again_s == LOOK_S
     done = GuestState(99, 1, 1, 0, 0, 0, 100, 0.001, 10, 0, 0.0, 0, 0.0)
-    for idle_guest in (Reading(done, 1), NO_GUEST):
-        world.look(idle(world.now_s), idle_guest)
-        assert world.rules.look_again_s == IDLE_LOOK_S
+    world.look(UNKNOWN, guest(1))
+    assert world.rules.look_again_s == IDLE_LOOK_S
+    world.open_gate()
+    for now, look_again_s in (
+        (guest(1), LOOK_S),
+        (Reading(waits, 1), LOOK_S),
+        (Reading(done, 1), IDLE_LOOK_S),
+        (NO_GUEST, IDLE_LOOK_S),
+    ):
+        world.look(idle(world.now_s), now)
+        assert world.rules.look_again_s == look_again_s
+
+
+def test_where_it_is_looked_at_less_often_the_quota_is_renewed_in_time_all_the_same() -> None:
+    world = World()
     world.open_gate()
     written_at = []
     for _ in range(100):
