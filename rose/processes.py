@@ -47,6 +47,15 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def wake_with_parent() -> None:
+    """Have the kernel send SIGCONT to this process when its parent is gone, for it to look at `os.getppid()`.
+
+    That makes even a stopped process go on. As with `die_with_parent`, the parent may be gone by now: look once at
+    once. Raises ClusterError if the kernel refuses.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
 def forked_children_die_with_parent() -> None:
     """Let every later `os.fork` of this process, multiprocessing's included, call `die_with_parent` in the child."""
     parents: list[int] = []
@@ -58,6 +67,14 @@ def forked_children_die_with_parent() -> None:
         die_with_parent(parents[0])
 
     os.register_at_fork(before=before, after_in_child=after_in_child)
+
+
+def session_of(pid: int) -> int:
+    """The session that a process belongs to, which is the pid of the one that began it; 0 if it is gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _prctl(option: int, value: int) -> None:

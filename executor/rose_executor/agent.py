@@ -1,6 +1,6 @@
 """The executor beside a serving engine: keeps a guest, brings it the run's weights, lends it while serving has slack.
 
-    watch ── looks every 5 ms, writes the quota ──▶ board ◀── serving engine, guest
+    watch ── looks every 5 to 20 ms, writes the quota ──▶ board ◀── serving engine, guest
     guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
     show ─── metrics and status; a guest that was frozen is ended
 

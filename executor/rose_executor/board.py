@@ -85,6 +85,7 @@ class BoardReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open(path, os.O_RDONLY)
+        self._seen: dict[str, tuple[bytes, _Held[Any] | str]] = {}
 
     def read(self, half: Half[S], now_s: float) -> Reading[S]:
         """The state of a half at `now_s` of the monotonic clock."""
@@ -92,7 +93,11 @@ class BoardReader:
             page = os.pread(self._fd, BOARD_BYTES, 0)
         except OSError as error:
             return Reading(None, why=f"cannot be read: {error.strerror}")
-        return decode(page, half, now_s)
+        # Most looks find what the one before has found, only older.
+        seen = self._seen.get(half.name)
+        if seen is None or seen[0] != page:
+            seen = self._seen[half.name] = page, _held(page, half)
+        return _aged(seen[1], half, now_s)
 
     def replaced(self) -> bool:
         """Whether another file, or none, has the board's name now."""
@@ -170,22 +175,42 @@ def claim_quota(path: Path) -> HalfWriter[Quota]:
     raise ClusterError(f"the board {path} is replaced again and again", to_do="look for what else writes there")
 
 
+@dataclass(frozen=True, slots=True)
+class _Held(Generic[S]):
+    """What a half holds, however old it is by now."""
+
+    number: int
+    written_at_s: float
+    state: S
+
+
 def decode(page: bytes, half: Half[S], now_s: float) -> Reading[S]:
     """What a half of a board's bytes says at `now_s`."""
+    return _aged(_held(page, half), half, now_s)
+
+
+def _held(page: bytes, half: Half[S]) -> _Held[S] | str:
+    """Or why that cannot be known."""
     if len(page) < BOARD_BYTES:
-        return Reading(None, why=f"the board is cut short: {len(page)} of {BOARD_BYTES} bytes")
+        return f"the board is cut short: {len(page)} of {BOARD_BYTES} bytes"
     if page[: _HEADER.size] != _header():
-        return Reading(None, why=_wrong_header(page))
+        return _wrong_header(page)
     newest = max((bank for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=None)
     if newest is None:
         empty = not any(page[half.offset : half.offset + _HALF_BYTES])
-        return Reading(None, why=f"the {half.name} half {'was never written' if empty else 'is torn'}")
+        return f"the {half.name} half {'was never written' if empty else 'is torn'}"
     number, written_at_ns, *values = newest
-    age_s = now_s - written_at_ns / 1e9
+    return _Held(number, written_at_ns / 1e9, _state(half, values))
+
+
+def _aged(held: _Held[S] | str, half: Half[S], now_s: float) -> Reading[S]:
+    if isinstance(held, str):
+        return Reading(None, why=held)
+    age_s = now_s - held.written_at_s
     # A little ahead is a write between the reader's look at the clock and at the board; far ahead is nonsense.
     if not -half.stale_after_s <= age_s <= half.stale_after_s:
-        return Reading(None, number, f"the {half.name} half is {age_s:.1f} s old")
-    return Reading(_state(half, values), number)
+        return Reading(None, held.number, f"the {half.name} half is {age_s:.1f} s old")
+    return Reading(held.state, held.number)
 
 
 def encode(half: Half[S], state: S, number: int, written_at_ns: int) -> bytes:

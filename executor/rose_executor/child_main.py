@@ -1,4 +1,4 @@
-"""The first thing a launched process does: tie its life to its launcher, then become the module asked for."""
+"""The first thing a launched process does: put guards between its launcher and itself, then become a module."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from rose.processes import die_with_parent, forked_children_die_with_parent
+from rose_executor.guard import guarded
 
 
 def run_module(parent_pid: int, module: str, arguments: Sequence[str]) -> int:
@@ -62,4 +63,4 @@ class _Lossy(io.TextIOBase):
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_module(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))
+    raise SystemExit(run_module(guarded(int(sys.argv[1])), sys.argv[2], sys.argv[3:]))

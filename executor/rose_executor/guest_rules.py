@@ -4,6 +4,8 @@ Invariants
 - The quota is written whenever it changes, and at least every `HEARTBEAT_S` of the board: without that the guest shuts
   its own gate. So whatever ends the executor, nothing is left unthrottled.
 - Serving unknown, or no slack: the gate is shut.
+- The board is looked at every `LOOK_S` while a guest with work may compute. Without work it takes no steps, and its
+  first one may begin with a quota that is older by `IDLE_LOOK_S`; with the gate shut nothing but its opening is late.
 - A guest that goes on computing although its gate has long been shut is frozen, and again if that did not stop it. It
   is thawed only to die: an engine that does not obey is to be replaced.
 
@@ -29,7 +31,9 @@ OBEY_S = 1.0
 """A guest's longest step, by far, and the time until it takes the next quota."""
 STEPS_UNDER_WAY = 2
 """At most so many steps of an engine are under way at once: with asynchronous scheduling, one behind another."""
-_RENEW_S = 0.04
+LOOK_S = 0.005
+IDLE_LOOK_S = 0.02
+_RENEW_S = 0.035
 _TRUSTED_S = 0.5
 """A guest shuts its gate when its quota is older than that: `QUOTA.stale_after_s` of the board."""
 
@@ -60,7 +64,7 @@ class GuestRules:
     """One guest. `kv_blocks` is its share of memory, fixed for now; `frozen` says why it was frozen, "" if not.
 
     `quota` is the last one written, None before the first; `shut_since_s` is since when its gate is shut, None while it
-    is open; `open_s` is for how long it was open in all.
+    is open; `open_s` is for how long it was open in all. `look_again_s` is after how long the next look is due.
     """
 
     def __init__(self, policy: SlackPolicy, kv_blocks: int) -> None:
@@ -70,6 +74,7 @@ class GuestRules:
         self.quota: Quota | None = None
         self.shut_since_s: float | None = None
         self.open_s = 0.0
+        self.look_again_s = LOOK_S
         self._kv_blocks = kv_blocks
         self._looked_at_s = 0.0
         self._written_at_s = 0.0
@@ -92,6 +97,8 @@ class GuestRules:
             active_seqs=allowance.active_seqs,
             gate_open=allowance.tokens_per_step > 0,
         )
+        computes = quota.gate_open and guest is not None and (guest.running > 0 or guest.waiting > 0)
+        self.look_again_s = LOOK_S if computes else IDLE_LOOK_S
         actions: list[Write | Freeze] = []
         if quota != self.quota or now - self._written_at_s >= _RENEW_S:
             self.quota, self._written_at_s = quota, now

@@ -1,9 +1,10 @@
-"""The executor's eye on its guest: look at the board every few milliseconds, let `guest_rules` decide, do that.
+"""The executor's eye on its guest: look at the board as often as `guest_rules` says, let it decide, do that.
 
 Invariants
 - It decides nothing.
 - A board that was cut short, emptied or removed is made whole again. As long as that fails no quota is renewed, so the
-  guest's gate is shut: the failure is `trouble`, and the watch goes on trying.
+  guest's gate is shut: the failure is `trouble`, and the watch goes on trying. Whether it is whole is asked once per
+  `HEARTBEAT_S`.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import time
 from pathlib import Path
 
 from rose.errors import ClusterError
-from rose_executor.board import GUEST, SERVING, BoardReader, HalfWriter, claim_quota
+from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import Quota
 from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
 from rose_executor.partitioner import Partitioner
 
-_LOOK_EVERY_S = 0.005
 _TRY_AGAIN_S = 0.2
 
 
@@ -38,17 +38,18 @@ class GuestWatch:
         self._partitioner = partitioner
         self._writer: HalfWriter[Quota] | None = claim_quota(path)
         self._reader = BoardReader(path)
+        self._whole_at_s = 0.0
 
     async def run(self) -> None:
         """Watch until cancelled. Sleeping between two looks is no wait for anybody, so it has no deadline."""
         while True:
-            await asyncio.sleep(_LOOK_EVERY_S if self.look() else _TRY_AGAIN_S)
+            await asyncio.sleep(self.rules.look_again_s if self.look() else _TRY_AGAIN_S)
 
     def look(self) -> bool:
         """Look once and act; whether there is a board to act on."""
         try:
-            writer = self._whole_board()
             now_s = time.monotonic()
+            writer = self._whole_board(now_s)
             self.seen = Looked(self._reader.read(SERVING, now_s), self._reader.read(GUEST, now_s))
             for action in self.rules.step(self.seen, now_s):
                 match action:
@@ -70,9 +71,13 @@ class GuestWatch:
             self._writer.close()
             self._writer = None
 
-    def _whole_board(self) -> HalfWriter[Quota]:
-        if self._writer is not None and self._writer.whole():
-            return self._writer
+    def _whole_board(self, now_s: float) -> HalfWriter[Quota]:
+        if self._writer is not None:
+            if now_s - self._whole_at_s < HEARTBEAT_S:
+                return self._writer
+            if self._writer.whole():
+                self._whole_at_s = now_s
+                return self._writer
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -3,7 +3,7 @@
 Invariants
 - A child leads its own session and process group; a signal goes to the whole group, and when its leader
   has ended what is left of the group is killed.
-- A child dies when the process that launched it dies, even by SIGKILL.
+- A child dies when the process that launched it dies, even by SIGKILL, and so does all that it has started (`guard`).
 - Everything a child writes goes to its log file.
 - No file of the current directory can take the place of a module (`-P`).
 """
@@ -78,7 +78,7 @@ def changed(environ: Mapping[str, str], changes: Mapping[str, str | None]) -> di
 
 
 class SpawnedChild:
-    """A child of this very process."""
+    """A child of this very process, started as `child_main`: its pid is the guard's that leads its session."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from rose.errors import ClusterError
+from rose.processes import session_of
 from rose_executor.partition_terms import Partition, Role
 
 _NICEST = 19
@@ -143,9 +144,9 @@ def lower_sessions(pid: int) -> None:
     if not _weighs_sessions():
         return
     deadline_s = time.monotonic() + _SESSION_S
-    while _session(pid) != pid and time.monotonic() < deadline_s:
+    while session_of(pid) != pid and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-    for session in {_session(member) for member in _family(pid)} - {0, os.getsid(0)}:
+    for session in {session_of(member) for member in _family(pid)} - {0, os.getsid(0)}:
         _lower(session)
 
 
@@ -173,14 +174,6 @@ def _weighs_sessions() -> bool:
         return _AUTOGROUP.read_text(encoding="ascii").strip() == "1"
     except OSError:
         return False
-
-
-def _session(pid: int) -> int:
-    """0 of a process that is gone."""
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return 0
 
 
 def _threads(pid: int) -> Iterator[int]:

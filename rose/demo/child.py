@@ -2,7 +2,7 @@
 
 Invariants
 - A child leads its own session, so that Ctrl-C reaches the director alone, who ends them in the right order.
-- It dies with the director, even by SIGKILL, and what is left of its process group dies with it.
+- It dies with the director, even by SIGKILL, and all that it has started dies with it.
 - It is placed before it has done anything worth mentioning.
 """
 
@@ -54,6 +54,7 @@ class DemoChild:
 
     @property
     def pid(self) -> int:
+        """Of the leader of its session; what the program tells of itself has another."""
         return self._process.pid
 
     @property

@@ -147,7 +147,6 @@ class Director:
         serving = await start_serving(settings, self._placing, self._waits)
         stack.push_async_callback(serving.child.stop, _END_GRACE_S)
         self._board.part("serving", "healthy", serving.url)
-        self._board.fact("metrics serving", f"{serving.url}/metrics")
         return serving
 
     async def _compare(self, stack: contextlib.AsyncExitStack, serving: ServingEngine) -> Shared:

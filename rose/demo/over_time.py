@@ -14,6 +14,7 @@ from rose.observer.figures import WINDOW_S
 from rose.observer.measures import SeriesKey
 from rose.observer.observer import View
 from rose.observer.series import Columns, SeriesStore
+from rose.processes import session_of
 from rose.report.coserving import Measure, Series, Sharing
 
 POINTS_MAX = 400
@@ -24,7 +25,7 @@ GUEST = "executor"
 
 @dataclass(slots=True)
 class Watched:
-    """The store, and which services play which role; `pids` says which process has which at the moment.
+    """The store, and which services play which role; `pids` says which process, or leader of a session, has which.
 
     `board` are moments (`time.time()` seconds) and serving's compute share in the seconds before each, which fill what
     no executor told: serving alone, and the time until the executor is there.
@@ -39,14 +40,17 @@ class Watched:
     def seen(self, view: View) -> None:
         """After each look of the observer."""
         for service in view.services.values():
-            if service.page is None or service.page.pid not in self.pids:
+            role = None if service.page is None else self._role(service.page.pid)
+            if service.page is None or role is None:
                 continue
-            role = self.pids[service.page.pid]
             self.services.setdefault(role, set()).add(service.service_id)
             if role == GUEST:
                 for part in service.page.parts:
                     if part.name == "partition":
                         self.partition = f"{part.state}: {part.detail}" if part.detail else part.state
+
+    def _role(self, pid: int) -> str | None:
+        return self.pids.get(pid) or self.pids.get(session_of(pid))
 
 
 @dataclass(frozen=True, slots=True)

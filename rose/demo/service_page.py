@@ -7,6 +7,7 @@ import time
 
 from rose.demo.child import DemoChild
 from rose.errors import ClusterError
+from rose.processes import session_of
 from rose.runs import list_runs, runtime_root
 from rose.status import Page, read_status
 from rose.waits import WaitBoard
@@ -28,7 +29,7 @@ def page_now(child: DemoChild) -> Page | None:
     """The child's page as it is, None as long as there is none."""
     for found in list_runs(runtime_root()):
         page = read_status(found, time.time()).page
-        if found.alive and page is not None and page.pid == child.pid:
+        if found.alive and page is not None and session_of(page.pid) == child.pid:
             return page
     return None
 

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable
@@ -23,6 +24,7 @@ from rose.logs import logger
 from rose.processes import at_forced_exit
 from rose.runs import runtime_root
 from rose.waits import WaitBoard
+from rose_executor.launcher import SpawnedChild
 
 log = logger("run scheduler")
 
@@ -60,7 +62,7 @@ class RunScheduler:
         Raises ClusterError or DeadlineExceeded if it cannot be, ClusterError if it died too often.
         """
         while True:
-            code = await self._process.wait()
+            code = await SpawnedChild(self._process).wait()
             why = f"it ended with code {code}{self._last_words()}"
             if self._restarts >= RESTARTS_MAX:
                 raise ClusterError(
@@ -82,17 +84,16 @@ class RunScheduler:
 
     async def end(self) -> None:
         """Tell it to end, and see it ended."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        child = SpawnedChild(self._process)
+        child.signal(signal.SIGTERM)
         try:
             with self._waits.waiting("end", NAME, _END_GRACE_S):
                 async with asyncio.timeout(_END_GRACE_S):
                     await self._process.wait()
         except TimeoutError:
             log.warning("scheduler is ended by force")
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+            child.signal(signal.SIGKILL)
+            await child.wait()
         self._told("ended", "")
 
     async def _serving(self) -> str:

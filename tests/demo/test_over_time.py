@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+
 import pytest
 
 from rose.demo.over_time import GUEST, POINTS_MAX, Watched, sharing_section
@@ -42,6 +46,17 @@ def test_services_are_told_apart_by_their_processes() -> None:
     one.seen(View(1.0, services, {}, {}))
     assert one.services == {"run": {"a"}, GUEST: {"b"}}
     assert one.partition == "cgroup v1: costs nothing"
+
+
+def test_a_service_below_a_guard_is_known_by_its_session() -> None:
+    leader = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True)
+    assert leader.stdout is not None
+    program = int(leader.stdout.readline())
+    one = Watched(pids={leader.pid: "run"})
+    one.seen(View(1.0, {"a": service("a", program), "b": service("b", os.getpid())}, {}, {}))
+    os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
+    assert one.services == {"run": {"a"}}
 
 
 def test_each_figure_becomes_a_line_of_whom_it_is_of_in_the_reports_units() -> None:

@@ -59,6 +59,17 @@ def test_each_half_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+def test_what_a_reader_has_seen_before_grows_stale_all_the_same_and_gives_way_to_what_is_new(tmp_path: Path) -> None:
+    writer = claim_quota(tmp_path / "board")
+    reader = BoardReader(tmp_path / "board")
+    writer.write(QUOTA_A)
+    now_s = time.monotonic()
+    assert [reader.read(QUOTA, now_s + later_s).state for later_s in (0.0, 0.1, 5.0)] == [QUOTA_A, QUOTA_A, None]
+    assert reader.read(SERVING, now_s).why == "the serving half was never written"
+    writer.write(QUOTA_B)
+    assert reader.read(QUOTA, time.monotonic()).state == QUOTA_B
+
+
 def test_the_last_write_is_the_one_that_is_read() -> None:
     assert decode(quota_page(QUOTA_A, QUOTA_B), QUOTA, NOW_S).state == QUOTA_B
     assert decode(quota_page(QUOTA_A, QUOTA_B, QUOTA_A), QUOTA, NOW_S).state == QUOTA_A

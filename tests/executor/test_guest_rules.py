@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from rose.slo import Slo
+from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota, Reading, ServingState
-from rose_executor.guest_rules import OBEY_S, STEPS_UNDER_WAY, Freeze, GuestRules, Looked, Write
+from rose_executor.guest_rules import IDLE_LOOK_S, LOOK_S, OBEY_S, STEPS_UNDER_WAY, Freeze, GuestRules, Looked, Write
 from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64)
@@ -65,6 +66,34 @@ def test_the_gate_shuts_at_the_very_look_at_which_slack_is_gone(serving: Reading
     (action,) = world.look(serving)
     assert isinstance(action, Write)
     assert not action.quota.gate_open
+
+
+def test_a_guest_that_may_compute_is_looked_at_more_often() -> None:
+    world = World()
+    waits = GuestState(99, 1, 1, 0, 1, 9, 100, 0.001, 10, 0, 0.0, 0, 0.0)
+    done = GuestState(99, 1, 1, 0, 0, 0, 100, 0.001, 10, 0, 0.0, 0, 0.0)
+    world.look(UNKNOWN, guest(1))
+    assert world.rules.look_again_s == IDLE_LOOK_S
+    world.open_gate()
+    for now, look_again_s in (
+        (guest(1), LOOK_S),
+        (Reading(waits, 1), LOOK_S),
+        (Reading(done, 1), IDLE_LOOK_S),
+        (NO_GUEST, IDLE_LOOK_S),
+    ):
+        world.look(idle(world.now_s), now)
+        assert world.rules.look_again_s == look_again_s
+
+
+def test_where_it_is_looked_at_less_often_the_quota_is_renewed_in_time_all_the_same() -> None:
+    world = World()
+    world.open_gate()
+    written_at = []
+    for _ in range(100):
+        world.now_s += world.rules.look_again_s - TICK_S
+        if world.look(idle(world.now_s)):
+            written_at.append(world.now_s)
+    assert max(later - earlier for earlier, later in itertools.pairwise(written_at)) <= HEARTBEAT_S
 
 
 def test_an_unchanged_quota_is_renewed_before_it_can_be_stale_and_not_at_every_look() -> None:
