@@ -107,7 +107,7 @@ class SmallDemo:
 
     def process_of(self, module: str) -> psutil.Process:
         """The director's own child that runs it; the newest, if there were several."""
-        found = [child for child in self._me.children() if module in " ".join(child.cmdline())]
+        found = [child for child in self._me.children() if module in _command(child)]
         assert found, module
         return max(found, key=lambda child: child.create_time())
 
@@ -188,6 +188,14 @@ def test_it_survives_whom_it_can_spare_and_ends_cleanly_when_interrupted() -> No
         assert (report.outcome, report.cause) == ("stopped", "interrupted")
         assert report.ledger.gap == 0
         assert [path for path in demo.root.iterdir() if path.name != ".lock"] == []
+
+
+def _command(process: psutil.Process) -> str:
+    """ "" of one that has ended and that nobody has asked about yet."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.ZombieProcess:
+        return ""
 
 
 def _other(demo: SmallDemo, module: str, pid: int) -> bool:
