@@ -161,6 +161,7 @@ def answers(url: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_it_survives_whom_it_can_spare_and_ends_cleanly_when_interrupted() -> None:
     with small_demo() as demo:

@@ -204,7 +204,9 @@ def test_a_worker_of_the_environments_that_is_killed_costs_its_episodes_alone(be
     assert played.failure is None, str(played.failure)
     report = played.balanced()
     assert report.outcome == "finished"
-    assert report.steps[0].outcomes == {"completed": 4, "environment-failed": 4}
+    outcomes = report.steps[0].outcomes
+    assert sum(outcomes.values()) == 8
+    assert 0 < outcomes["environment-failed"] <= 4  # those of one worker that had not ended yet
     assert report.steps[1].outcomes == {"completed": 8}
     (cause,) = report.environment_failures
     lost = cause.partition(" ")[0]
