@@ -19,6 +19,7 @@ from rose.demo.cores import Cores, Placing, split_cores
 from rose.demo.kept import KeptChild
 from rose.demo.under_watch import under_watch
 from rose.errors import ClusterError, EngineError
+from rose.processes import session_of
 from rose.waits import WaitBoard
 
 DEADLINE_S = 60.0
@@ -147,12 +148,12 @@ def test_a_fact_of_a_kept_child_is_that_of_whichever_process_runs(
         first = await child.fact("address", DEADLINE_S)
         killed = child.child
         assert killed is not None
-        assert first == f"process {killed.pid}"
+        assert session_of(int(first.removeprefix("process "))) == killed.pid
         killed.send(signal.SIGKILL)
         await killed.wait()
         second = await child.fact("address", DEADLINE_S)
         assert child.child is not None
-        assert second == f"process {child.child.pid}" != first
+        assert session_of(int(second.removeprefix("process "))) == child.child.pid != killed.pid
         keeping.cancel()
         await child.stop()
 

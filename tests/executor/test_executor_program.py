@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -63,11 +64,15 @@ async def listen(address: str, heard: list[Counts]) -> None:
 
 
 def test_a_run_hears_the_last_counts_of_a_guest_whose_executor_is_asked_to_end(
-    tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path_factory.mktemp("x")  # short, because sockets lie in it
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:  # short, because sockets lie in it
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        _hears_the_last_counts(tmp_path, tiny_model, monkeypatch)
+
+
+def _hears_the_last_counts(folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_program, "Agent", Guarding)
-    monkeypatch.setenv("ROSE_RUNTIME_DIR", str(folder / "rt"))
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
