@@ -101,9 +101,15 @@ def time_chart(report: RunReport) -> Chart | None:
 
 def step_charts(report: RunReport) -> list[Chart]:
     """The small charts: one figure each, over the steps."""
+    made = [*_version_charts(report), *_update_charts(report)]
+    return [chart for chart in made if chart is not None]
+
+
+def _version_charts(report: RunReport) -> list[Chart | None]:
+    """What the new versions are and do."""
     limit = report.malformed_limit
     parity = report.parity_tolerance
-    made = [
+    return [
         _over_steps(
             report.steps,
             "changed",
@@ -148,6 +154,12 @@ def step_charts(report: RunReport) -> list[Chart]:
             "ms",
             lambda step: step.pause_ms,
         ),
+    ]
+
+
+def _update_charts(report: RunReport) -> list[Chart | None]:
+    """How the policy changes."""
+    return [
         _over_steps(
             report.steps,
             "entropy",
@@ -189,7 +201,6 @@ def step_charts(report: RunReport) -> list[Chart]:
             lambda step: step.clip_fraction,
         ),
     ]
-    return [chart for chart in made if chart is not None]
 
 
 def _over_steps(

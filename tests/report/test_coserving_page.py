@@ -56,7 +56,7 @@ def test_what_was_not_measured_is_not_claimed(coserving_report: RunReport) -> No
 
 
 def test_a_ratio_below_one_is_no_gain_and_the_other_is_shown_beside_it(coserving_report: RunReport) -> None:
-    words = "Below 1×, sharing cost nothing"
+    words = "Below 1× is the machine"
     assert words not in render_html(coserving_report)
     text = render_html(with_shared(coserving_report, ttft_p95_ms=32.0))
     assert words in text

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -45,7 +46,7 @@ class Request:
     unsent: list[Sampled] = field(default_factory=list)
 
 
-class RolloutEngine:
+class RolloutEngine(ABC):
     """One incarnation. `made` hears of every token and its version; `breaks` is the chance that a part is lost."""
 
     def __init__(
@@ -92,9 +93,9 @@ class RolloutEngine:
             self._break(request)
         self.requests = []
 
+    @abstractmethod
     def kick(self) -> None:
         """There may be something to compute."""
-        raise NotImplementedError
 
     def plan(self, tokens: int, seqs: int) -> list[tuple[Request, int]]:
         """The next step: at most so many tokens, for the `seqs` oldest requests; a later one that ran is set back."""
