@@ -18,10 +18,11 @@ def demo_command(*, out: Path | None, dry_run: bool, plain: bool, trace: str | N
     Raises ConfigError for a wrong trace, ClusterError if the machine lacks something, RoseError for what ended it.
     """
     plan = shipped_plan(out or Path("runs"), trace=trace or TRACE, plain=plain)
-    load, job = planned_load(plan), planned_job(plan)
+    load, job = planned_load(plan.load), planned_job(plan)
     checks = [*job_checks(job), *demo_checks(plan, job, look())]
     if dry_run:
-        for line in (f"{load.name}: {load.attribution}", *load.history):
+        slower = f"slower, if serving alone would take more than {plan.share:.0%} of its core"
+        for line in (f"{load.name}: {load.attribution}", *load.history, slower):
             typer.echo(line)
         end_dry(job, checks)
     refuse_failed(plan.job, checks)

@@ -15,7 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rose.config import Job
@@ -24,8 +24,9 @@ from rose.demo.child import DemoChild, Program, start_child
 from rose.demo.cores import Placing, split_cores
 from rose.demo.kept import KeptChild
 from rose.demo.lending import executor_program
-from rose.demo.load import LoadClients
+from rose.demo.load import LoadClients, LoadPlan
 from rose.demo.over_time import GUEST, Watched, sharing_section
+from rose.demo.pace import paced, request_seconds
 from rose.demo.plan import DemoPlan, planned_job, planned_load
 from rose.demo.service_page import fact_of, page_of
 from rose.demo.serving_engine import ServingEngine, ServingSettings, free_port, start_serving
@@ -52,6 +53,7 @@ log = logger("director")
 
 _END_GRACE_S = 5.0
 _RUN_END_S = 90.0
+_PACE_S = 120.0
 _PAGE_S = 120.0
 _LEND_S = 600.0
 _DASHBOARD_S = 60.0
@@ -59,11 +61,12 @@ _DASHBOARD_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What came of it: the run's exit status, its output folder, when it began, and what the load clients saw."""
+    """What came of it: the run's exit status, its output folder, when it began, what was replayed and what came of it."""
 
     status: int
     output: Path
     began_at_s: float
+    trace: Trace
     slo: Slo
     alone: Replay
     replays: list[Replay]
@@ -75,7 +78,8 @@ def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> int:
     Raises ConfigError for a wrong trace or job before anything starts, RoseError for what ended the demo,
     KeyboardInterrupt after Ctrl-C.
     """
-    trace, job = planned_load(plan), planned_job(plan)
+    planned_load(plan.load)  # a wrong one is said before anything starts
+    job = planned_job(plan)
     cores = split_cores(os.sched_getaffinity(0))
     become_subreaper()
     waits, stop = WaitBoard(), Stop()
@@ -87,7 +91,7 @@ def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> int:
         StatusBoard(service, waits) as board,
     ):
         os.sched_setaffinity(0, cores.others)
-        director = Director(plan, trace, job, service, board, waits, placing, say)
+        director = Director(plan, job, service, board, waits, placing, say)
         try:
             return asyncio.run(stop.cancels(director.run()))
         except asyncio.CancelledError:
@@ -102,7 +106,6 @@ class Director:
     def __init__(
         self,
         plan: DemoPlan,
-        trace: Trace,
         job: Job,
         service: Run,
         board: StatusBoard,
@@ -111,7 +114,6 @@ class Director:
         say: Callable[[str], None],
     ) -> None:
         self._plan = plan
-        self._trace = trace
         self._job = job
         self._service = service
         self._board = board
@@ -149,11 +151,21 @@ class Director:
         self._board.part("serving", "healthy", serving.url)
         return serving
 
+    async def _paced(self, url: str) -> tuple[LoadPlan, Trace]:
+        """The load for this machine, and what it then is."""
+        plan = self._plan
+        asked = request_seconds(url, planned_load(plan.load))
+        request_s = await self._waits.within(asked, "pace", "serving", _PACE_S, boundary="engine")
+        load = replace(plan.load, scaling=paced(plan.load.scaling, request_s, plan.share))
+        log.info("pace", request_s=request_s, rate_rps=load.scaling.rate_rps)
+        return load, planned_load(load)
+
     async def _compare(self, stack: contextlib.AsyncExitStack, serving: ServingEngine) -> Shared:
         await self._show_dashboard(stack)
+        load, trace = await self._paced(serving.url)
         clients = LoadClients(
-            self._plan.load,
-            self._trace.length_s,
+            load,
+            trace.length_s,
             serving.url,
             self._service.output,
             self._placing,
@@ -163,12 +175,12 @@ class Director:
         )
         stack.push_async_callback(clients.stop)
         self._phase("serving alone")
-        self._say(f"serving alone, {self._trace.length_s:.0f} s of {self._trace.name}: {self._trace.attribution}")
+        self._say(f"serving alone, {trace.length_s:.0f} s of {trace.name}: {trace.attribution}")
         alone = await clients.alone()
         slo = self._slo(summarised(alone.records))
         self._phase("shared")
         status, page = await self._share(stack, clients, slo)
-        return Shared(status, Path(page.output), page.started_s, slo, alone, clients.replays())
+        return Shared(status, Path(page.output), page.started_s, trace, slo, alone, clients.replays())
 
     def _slo(self, alone: LatencySummary) -> Slo:
         slo = slo_from(alone)
@@ -241,7 +253,7 @@ class Director:
             return
         report = RunReport.from_json(path.read_text(encoding="utf-8"))
         window = training_window(report, shared.began_at_s)
-        serving = serving_section(self._trace, shared.slo, shared.alone, shared.replays, window)
+        serving = serving_section(shared.trace, shared.slo, shared.alone, shared.replays, window)
         dedicated = [engine.engine_id for engine in report.engines if engine.kind == "dedicated"]
         sharing = None
         if self._plan.guest is not None:

@@ -1,7 +1,8 @@
 """The load on the serving engine: one part of a trace, replayed by clients of their own, one after the other.
 
 Invariants
-- Each replay is the same requests, with the same prompts, at the same times; only what they meet is different.
+- Each replay is the same requests, of the same lengths, at the same times; only what they meet is different.
+- No two replays have a prompt in common: the engine's prefix cache would know it.
 - A replay's file stands whatever ends its client. One that dies costs its own last records, and the next one begins.
 """
 
@@ -39,8 +40,8 @@ class LoadPlan:
     scaling: Scaling
     token_ids: str
 
-    def arguments(self, url: str, records: Path) -> tuple[str, ...]:
-        """Of `load_main`. What the scaling leaves out is left out."""
+    def arguments(self, url: str, records: Path, replay: int) -> tuple[str, ...]:
+        """Of `load_main`, for the replay of that number. What the scaling leaves out is left out."""
         scaling = self.scaling
         given = {
             "--window-s": scaling.window_s,
@@ -50,7 +51,7 @@ class LoadPlan:
             "--prompt-scale": scaling.prompt_scale,
             "--output-scale": scaling.output_scale,
             "--context": scaling.context_tokens,
-            "--seed": scaling.seed,
+            "--seed": scaling.seed + replay,
         }
         options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
         return ("--url", url, "--records", str(records), "--trace", self.trace, "--token-ids", self.token_ids, *options)
@@ -119,9 +120,8 @@ class LoadClients:
         await self.waits.within(self._replay(path), "end of the replay", NAME, limit_s, boundary="cluster")
 
     async def _replay(self, path: Path) -> None:
-        program = Program(
-            NAME, "rose.workload.load_main", self.plan.arguments(self.url, path), self.folder / "load.log"
-        )
+        arguments = self.plan.arguments(self.url, path, len(self.files))
+        program = Program(NAME, "rose.workload.load_main", arguments, self.folder / "load.log")
         self._client = await start_child(program, self.placing.with_load, self.waits)
         try:
             self.told("starting", path.stem)

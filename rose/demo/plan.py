@@ -26,7 +26,9 @@ SERVING_BYTES = int(1.6 * _GIB)
 GUEST_BYTES = int(1.6 * _GIB)
 TRACE = "azure_2023_conv"
 PART = Scaling(window_s=60.0, rate_rps=2.0, keep_s=60.0, prompt_scale=1 / 16, output_scale=1 / 8, context_tokens=1024)
-"""One minute that keeps its bursts, at a pace and with lengths that take about a third of one core."""
+"""One minute that keeps its bursts. Its rate is that of a fast machine; see `DemoPlan.share`."""
+SHARE = 0.4
+"""Of its core that serving takes at most: what it does not need is what this is about."""
 TOKEN_IDS = "5:384"
 """All of the vocabulary but its special tokens."""
 
@@ -44,6 +46,7 @@ class GuestPlan:
 class DemoPlan:
     """All of it. Without a `guest` the same run shares nothing, for comparison.
 
+    `share`: the load is slowed down until serving alone takes no more than this of its core.
     `yields`: everything beside the load client gives way to it. Not where other work would then starve it for good.
     """
 
@@ -52,6 +55,7 @@ class DemoPlan:
     load: LoadPlan
     shape: ServingShape = field(default_factory=ServingShape)
     guest: GuestPlan | None = field(default_factory=GuestPlan)
+    share: float = SHARE
     yields: bool = True
     plain: bool = False
 
@@ -62,9 +66,9 @@ def shipped_plan(out: Path, *, trace: str = TRACE, plain: bool = False) -> DemoP
     return DemoPlan(job, out, LoadPlan(trace, PART, TOKEN_IDS), plain=plain)
 
 
-def planned_load(plan: DemoPlan) -> Trace:
+def planned_load(load: LoadPlan) -> Trace:
     """The part that is replayed. Raises ConfigError if there is no such trace, or it is none."""
-    return scaled(named_trace(plan.load.trace), plan.load.scaling)
+    return scaled(named_trace(load.trace), load.scaling)
 
 
 def planned_job(plan: DemoPlan) -> Job:

@@ -93,14 +93,19 @@ async def _warm(url: str) -> None:
     # The caller's deadline is the only one.
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None)) as session:
         for tokens in _WARM_PROMPTS:
-            body = {"model": NAME, "prompt": [_WARM_TOKEN] * tokens, "max_tokens": _WARM_ANSWER, "ignore_eos": True}
-            try:
-                async with session.post(f"{url}/v1/completions", json=body) as response:
-                    if response.status != 200:
-                        text = (await response.text())[:300]
-                        raise EngineError(f"the serving engine answers with status {response.status}: {text}")
-            except aiohttp.ClientError as error:
-                raise EngineError(f"the serving engine does not answer: {error}") from error
+            await answered(session, url, [_WARM_TOKEN] * tokens, _WARM_ANSWER)
+
+
+async def answered(session: aiohttp.ClientSession, url: str, prompt: list[int], tokens: int) -> None:
+    """One request, to its last token. Raises EngineError if it is not answered."""
+    body = {"model": NAME, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+    try:
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            text = await response.text()
+            if response.status != 200:
+                raise EngineError(f"the serving engine answers with status {response.status}: {text[:300]}")
+    except aiohttp.ClientError as error:
+        raise EngineError(f"the serving engine does not answer: {error}") from error
 
 
 def free_port() -> int:

@@ -52,8 +52,9 @@ def test_every_replay_is_the_same_requests_and_says_where_it_is_scraped(tmp_path
             again.cancel()
             await asyncio.gather(again, return_exceptions=True)
             await found.stop()
-            bodies = {str(asked.body["prompt"]) for asked in engine.asked}
-            assert len(bodies) == 2
+            prompts = [asked.body["prompt"] for asked in engine.asked]
+            assert len({str(prompt) for prompt in prompts}) == len(prompts) > 3
+            assert {len(prompt) for prompt in prompts} == {10, 15}
             return found
 
     found = asyncio.run(run())
@@ -118,7 +119,7 @@ def test_without_its_first_replay_there_is_no_demo(tmp_path: Path) -> None:
 
 def test_what_the_plan_leaves_out_is_left_out_of_the_command_line(tmp_path: Path) -> None:
     plan = LoadPlan("azure_2023_conv", Scaling(window_s=60.0, output_scale=0.125), "5:9")
-    arguments = plan.arguments("http://x", tmp_path / "r")
+    arguments = plan.arguments("http://x", tmp_path / "r", 0)
     assert "--rate-rps" not in arguments
     assert arguments[arguments.index("--window-s") + 1] == "60.0"
     assert arguments[arguments.index("--output-scale") + 1] == "0.125"

@@ -77,7 +77,7 @@ def test_a_machine_with_the_memory_that_the_readme_asks_for_is_not_refused(tmp_p
 
 def test_the_shipped_plan_is_whole_and_its_load_keeps_its_bursts(tmp_path: Path) -> None:
     plan = shipped_plan(tmp_path)
-    load, job = planned_load(plan), planned_job(plan)
+    load, job = planned_load(plan.load), planned_job(plan)
     assert load.length_s == 60.0
     assert max(one.prompt_tokens + one.output_tokens for one in load.requests) <= plan.shape.context_tokens
     assert "CC-BY" in load.attribution
