@@ -61,7 +61,7 @@ _DASHBOARD_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What came of it: the run's exit status, its output folder, when it began, what was replayed and what came of it."""
+    """What came of it: the run's exit status and folder, when it began, what was replayed and what became of that."""
 
     status: int
     output: Path
