@@ -153,7 +153,8 @@ class TrainConfig(Section):
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6, description="Gradients are scaled down to this norm.")
     threads: int = Field(default=2, ge=1, le=1024, description="CPU threads of the actor, and of the reference.")
     start_timeout_s: Seconds = Field(
-        default=180.0, description="Longest wait for actor, reference or an environment worker to start, in seconds."
+        default=300.0,
+        description="Longest wait for Ray, actor, reference or an environment worker to start, in seconds.",
     )
     update_timeout_s: Seconds = Field(default=600.0, description="Longest wait for one update, in seconds.")
 

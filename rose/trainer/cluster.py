@@ -33,7 +33,6 @@ from rose.waits import WaitBoard
 
 log = logger("cluster")
 
-START_S = 120.0
 END_S = 20.0
 _LINK_PREFIX = "rose-ray-"
 
@@ -69,7 +68,7 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def local_cluster(runtime: Path, name: str, waits: WaitBoard) -> AsyncIterator[Cluster]:
+async def local_cluster(runtime: Path, name: str, waits: WaitBoard, start_timeout_s: float) -> AsyncIterator[Cluster]:
     """Ray, running on this machine until the body ends. `name` is its namespace.
 
     Raises ClusterError if Ray is not installed, runs in this process already, or does not start.
@@ -84,9 +83,9 @@ async def local_cluster(runtime: Path, name: str, waits: WaitBoard) -> AsyncIter
             start_new_session=True,  # a terminal's Ctrl-C is for the run, which ends Ray in its turn
         )
         try:
-            address = await waits.within(_address(process), "start", "Ray", START_S, boundary="cluster")
+            address = await waits.within(_address(process), "start", "Ray", start_timeout_s, boundary="cluster")
             connection = _in_thread(_connect, ray, address, name)
-            await waits.within(connection, "connection", "Ray", START_S, boundary="cluster")
+            await waits.within(connection, "connection", "Ray", start_timeout_s, boundary="cluster")
             _take_back_signals()
             cluster = Cluster(ray, process)
             try:

@@ -20,7 +20,7 @@ import psutil
 
 from rose.processes import become_subreaper, end_descendants
 
-_ATTEMPTS = 2
+_ATTEMPTS = 5
 _TOO_SLOW = "timed out during startup"
 _OBJECT_STORE_BYTES = 128 * 2**20
 """Weights and trajectories on their way between two ranks."""
@@ -57,7 +57,10 @@ def _start(folder: str, name: str) -> dict[str, str]:
 
 
 def _initiated(ray: Any, folder: str, name: str) -> Any:
-    """Ray gives its node 30 s and no more, which a busy machine may not keep: the second time it is cached at least."""
+    """Ray gives its node 30 s and no more, which a busy machine may not keep; each time more of it is cached.
+
+    Whoever started this has a deadline for them all.
+    """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return ray.init(

@@ -61,7 +61,7 @@ class Crew:
 OpenCrew = Callable[[Job, Recorder, WaitBoard], AbstractAsyncContextManager[Crew]]
 """Opens the crew of a job."""
 
-OpenCluster = Callable[[Path, str, WaitBoard], AbstractAsyncContextManager[Cluster]]
+OpenCluster = Callable[[Path, str, WaitBoard, float], AbstractAsyncContextManager[Cluster]]
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +75,8 @@ async def open_crew(
     """
     logs = recorder.run.output / "log.jsonl"
     recorder.part("Ray", "starting")
-    async with open_cluster(recorder.run.runtime, recorder.run.run_id, waits) as cluster:
+    run, start_timeout_s = recorder.run, job.train.start_timeout_s
+    async with open_cluster(run.runtime, run.run_id, waits, start_timeout_s) as cluster:
         recorder.part("Ray", "ready")
         async with contextlib.AsyncExitStack() as stack:
             ranks = open_ranks(
@@ -84,7 +85,7 @@ async def open_crew(
                 waits,
                 logs=logs,
                 told=recorder.part,
-                start_timeout_s=job.train.start_timeout_s,
+                start_timeout_s=start_timeout_s,
                 call_timeout_s=job.train.update_timeout_s,
             )
             environments = open_environments(cluster.ray, job, waits, logs=logs, told=recorder.part)

@@ -22,7 +22,7 @@ class RaySite:
         self.logs = folder / "log.jsonl"
         self._runner = runner
         self._count = 0
-        self._opened = local_cluster(folder, "test", self.waits)
+        self._opened = local_cluster(folder, "test", self.waits, 300.0)
         self.cluster = runner.run(self._opened.__aenter__())
         self.ray = self.cluster.ray
 

@@ -30,7 +30,7 @@ async def works():
 
 async def main():
     waits = WaitBoard()
-    async with local_cluster(Path(sys.argv[1]), "killed", waits) as cluster:
+    async with local_cluster(Path(sys.argv[1]), "killed", waits, 300.0) as cluster:
         await cluster.while_alive(works())
 
 try:

@@ -127,7 +127,7 @@ def test_a_rank_that_does_not_answer_is_named(ray_site: RaySite, rank: Rank) -> 
 
 def test_a_second_cluster_in_a_process_is_refused(ray_site: RaySite, tmp_path: Path) -> None:
     async def open_another() -> None:
-        async with local_cluster(tmp_path, "another", ray_site.waits):
+        async with local_cluster(tmp_path, "another", ray_site.waits, 300.0):
             pass
 
     with pytest.raises(ClusterError, match="has a Ray cluster already"):
