@@ -22,7 +22,8 @@ from rose.waits import WaitBoard
 class Rank:
     """A process of `ray`, which is running. `logs` is the file that it logs to, as others may.
 
-    `death` is how it ended, once it has. With `at_once` above 1 the methods of its object are coroutines, and so many may be under way.
+    `death` is how it ended, once it has. With `at_once` above 1 the methods of its object are coroutines, and so many
+    may be under way.
     """
 
     def __init__(self, ray: Any, name: str, waits: WaitBoard, *, logs: Path, at_once: int = 1) -> None:
