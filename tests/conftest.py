@@ -35,7 +35,7 @@ settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.register_profile("search", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
-_LEFT_OUT = ("gpu", "slow")
+_LEFT_OUT = ("gpu", "slow", "whole_run")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

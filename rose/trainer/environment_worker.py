@@ -78,13 +78,13 @@ class EnvironmentWorker:
 
     async def call(self, line: Line, method: str, *arguments: Any, what: str, whom: str, timeout_s: float) -> Any:
         """What a method of the worker's `EnvironmentRank` returns. Whatever goes wrong raises EnvironmentFailed."""
-        if line.rank.dead:
-            raise EnvironmentFailed(f"{whom}: {self.name} is dead")
+        if (death := line.rank.death) is not None:
+            raise EnvironmentFailed(f"{whom}: {death.what}", to_do=death.to_do)
         answer = line.call(method, *arguments)
         try:
             return await self._waits.within(answer, what, whom, timeout_s + PATIENCE_S, boundary="environment")
         except (ClusterError, DeadlineExceeded) as error:
-            if line.rank.dead or (isinstance(error, DeadlineExceeded) and error.boundary == "cluster"):
+            if line.rank.death or (isinstance(error, DeadlineExceeded) and error.boundary == "cluster"):
                 self._lose(line, error.what)
             raise EnvironmentFailed(f"{whom}: {error.what}", to_do=error.to_do) from error
 

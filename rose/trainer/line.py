@@ -65,7 +65,7 @@ class Line:
 
     def _leave(self) -> None:
         calls, self._leaving = self._leaving, []
-        if not self.rank.dead:
+        if self.rank.death is None:
             self.rank.post("take", calls)
 
     async def _ask(self) -> None:

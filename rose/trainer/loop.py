@@ -4,7 +4,8 @@ Invariants
 - One step makes one version. The rollout of a step is sampled under the version of the step before, whole.
 - A version is proven by a fresh engine while the next step goes on; at most one proof is open, none is skipped.
 - What the update took in is settled in the same step: trained or zero variance.
-- A run whose engine refuses everybody ends; so does one in which for three steps no trajectory came to its end.
+- A run whose engine or scheduler refuses everybody ends; so does one that for three steps brings no trajectory to its
+  end.
 - A version that turns most actions malformed ends the run with an alarm that names the last good version.
 """
 
@@ -17,7 +18,7 @@ from itertools import groupby
 from typing import Literal
 
 from rose.config import Job
-from rose.errors import EngineError
+from rose.errors import EngineError, SchedulerError
 from rose.ledger import Account
 from rose.logs import logger
 from rose.records import Group, Outcome, Purpose, Trajectory
@@ -125,12 +126,14 @@ class TrainingLoop:
         return _Sampled(trajectories, time.monotonic() - start_s)
 
     def _watch_completion(self, trajectories: Sequence[Trajectory]) -> None:
-        """A task's backend may be down for a while; an engine that refuses everybody, or a task that never works, ends
-        the run.
+        """A task's backend may be down for a while; an engine or scheduler that refuses everybody, or a task that never
+        works, ends the run.
         """
         why = why_none_completed(trajectories)
         self._barren_steps = 0 if why is None else self._barren_steps + 1
-        if why is not None and (isinstance(why, EngineError) or self._barren_steps >= BARREN_STEPS_MAX):
+        if why is not None and (
+            isinstance(why, EngineError | SchedulerError) or self._barren_steps >= BARREN_STEPS_MAX
+        ):
             raise why
 
     def _watch_actions(self, version: int, trajectories: Sequence[Trajectory]) -> None:

@@ -22,12 +22,13 @@ from rose.waits import WaitBoard
 class Rank:
     """A process of `ray`, which is running. `logs` is the file that it logs to, as others may.
 
-    With `at_once` above 1 the methods of its object are coroutines, and so many may be under way.
+    `death` is how it ended, once it has. With `at_once` above 1 the methods of its object are coroutines, and so many
+    may be under way.
     """
 
     def __init__(self, ray: Any, name: str, waits: WaitBoard, *, logs: Path, at_once: int = 1) -> None:
         self.name = name
-        self.dead = False
+        self.death: ClusterError | None = None
         self._ray = ray
         self._waits = waits
         host = _Host if at_once == 1 else _AsyncHost
@@ -51,7 +52,7 @@ class Rank:
 
     def kill(self) -> None:
         """End the process at once, whatever it does."""
-        self.dead = True
+        self.death = self.death or ClusterError(f"{self.name} is dead: it was ended", to_do="see the log")
         self._ray.kill(self._actor, no_restart=True)
 
     async def _answer(self, of_host: str, *arguments: Any, what: str, whom: str, timeout_s: float) -> Any:
@@ -65,11 +66,11 @@ class Rank:
                 raise cause from None
             raise ClusterError(f"{self.name}: {type(cause).__name__}: {cause}", to_do="see the log") from error
         except errors.RayActorError as error:
-            self.dead = True
-            raise ClusterError(
+            self.death = self.death or ClusterError(
                 f"{self.name} is dead: its process was killed, crashed, or had no memory left",
                 to_do=f"see the log; Ray says: {_exit_detail(error)}",
-            ) from error
+            )
+            raise self.death from error
         except errors.RayError as error:
             raise ClusterError(f"{self.name} cannot be reached: {type(error).__name__}: {error}") from error
 

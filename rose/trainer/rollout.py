@@ -227,7 +227,7 @@ class Rollout:
         return conversation.answer(sampled.output_ids)
 
 
-def why_none_completed(trajectories: Sequence[Trajectory]) -> EngineError | EnvironmentFailed | None:
+def why_none_completed(trajectories: Sequence[Trajectory]) -> EngineError | SchedulerError | EnvironmentFailed | None:
     """By what most of them ended, if not a single trajectory came to its end; else None."""
     outcomes = Counter(trajectory.outcome for trajectory in trajectories)
     if outcomes[Outcome.COMPLETED]:
@@ -236,6 +236,8 @@ def why_none_completed(trajectories: Sequence[Trajectory]) -> EngineError | Envi
     first = next(trajectory.failure for trajectory in trajectories if trajectory.outcome is outcome)
     what = f"not one of {len(trajectories)} trajectories came to its end; {count} are {outcome}, the first: {first}"
     match outcome:
+        case Outcome.ABORTED if first.startswith(f"{SchedulerError.boundary}:"):
+            return SchedulerError(what, to_do="see the scheduler's log")
         case Outcome.ABORTED:
             return EngineError(what, to_do="see the engine's log")
         case Outcome.TRUNCATED:

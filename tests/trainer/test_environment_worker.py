@@ -20,13 +20,13 @@ from rose.waits import WaitBoard
 class Stillborn:
     """A rank that cannot be started."""
 
-    dead = False
+    ended = False
 
     async def start(self, make: Callable[..., object], *arguments: object, timeout_s: float) -> int:
         raise ClusterError("no memory left")
 
     def kill(self) -> None:
-        self.dead = True
+        self.ended = True
 
 
 class Busy:

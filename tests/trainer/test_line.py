@@ -35,7 +35,7 @@ class NearRank:
     """A rank whose object is here: counts messages, and can die."""
 
     def __init__(self, far: Answering) -> None:
-        self.dead = False
+        self.death: ClusterError | None = None
         self.messages: list[str] = []
         self._far = far
         self._death = asyncio.Event()
@@ -51,15 +51,15 @@ class NearRank:
         answer = asyncio.ensure_future(getattr(self._far, method)(*arguments))
         try:
             await asyncio.wait([death, answer], return_when=asyncio.FIRST_COMPLETED)
-            if self.dead:
-                raise ClusterError("it is dead")
+            if self.death is not None:
+                raise self.death
             return await answer
         finally:
             death.cancel()
             answer.cancel()
 
     def die(self) -> None:
-        self.dead = True
+        self.death = ClusterError("it is dead")
         self._death.set()
 
 

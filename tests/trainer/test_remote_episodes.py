@@ -143,7 +143,8 @@ def test_a_worker_that_is_lost_costs_its_episodes_and_is_replaced(
             words = "environment-0: no answers after 1 s" if death == "stopped" else "environment-0 is dead"
             with pytest.raises(EnvironmentFailed, match=f"environment e1: {words}"):
                 await one.step("die" if death == "by itself" else "on")
-            with pytest.raises(EnvironmentFailed, match="environment e2: environment-0 is dead"):
+            why = "it was ended" if death == "stopped" else "its process was killed"
+            with pytest.raises(EnvironmentFailed, match=f"environment e2: environment-0 is dead: {why}"):
                 await other.step("on")
             await one.close()
             await other.close()

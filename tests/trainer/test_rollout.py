@@ -28,7 +28,7 @@ from stand_ins import (
 from rose.env.chat import ChatRenderer
 from rose.env.contract import StepResult
 from rose.env.host import EnvironmentHost, HostSettings
-from rose.errors import EngineError, EnvironmentFailed
+from rose.errors import EngineError, EnvironmentFailed, SchedulerError
 from rose.ledger import Account
 from rose.records import Outcome, Purpose, Trajectory
 from rose.trainer.books import Books
@@ -338,8 +338,8 @@ def test_an_environment_that_does_not_await_is_the_cause_that_everybody_tells(be
     bench.closes()
 
 
-def ended(outcome: Outcome) -> Trajectory:
-    return Trajectory("t", "g", 0, Purpose.TRAIN, (), 0.0, False, outcome, failure="for a reason")
+def ended(outcome: Outcome, failure: str = "for a reason") -> Trajectory:
+    return Trajectory("t", "g", 0, Purpose.TRAIN, (), 0.0, False, outcome, failure=failure)
 
 
 def test_one_completed_trajectory_is_enough() -> None:
@@ -351,6 +351,13 @@ def test_what_ended_most_is_to_blame(most: Outcome) -> None:
     why = why_none_completed([ended(Outcome.ABORTED), ended(most), ended(most)])
     assert isinstance(why, EnvironmentFailed)
     assert f"2 are {most}" in str(why)
+
+
+def test_a_scheduler_that_refused_everybody_is_to_blame_and_not_the_engine() -> None:
+    refused = str(SchedulerError("no lease: too many tokens"))
+    why = why_none_completed([ended(Outcome.ABORTED, refused)] * 2)
+    assert isinstance(why, SchedulerError)
+    assert isinstance(why_none_completed([ended(Outcome.ABORTED, str(EngineError("it died")))]), EngineError)
 
 
 def test_an_engine_that_dies_in_mid_turn_leaves_a_turn_of_two_parts(bench: Bench) -> None:

@@ -324,12 +324,11 @@ def machine(short_folder: Path, babbling_model: Path) -> Iterator[Machine]:
 @pytest.mark.parametrize(
     ("moment", "changes", "signum"),
     [
-        ("start of engine", {}, signal.SIGINT),
+        pytest.param("start of engine", {}, signal.SIGINT, marks=pytest.mark.whole_run),
         ("rollout", LONG, signal.SIGTERM),
-        ("train", {"model": MODEL, "groups": 32}, signal.SIGINT),
+        pytest.param("train", {"model": MODEL, "groups": 32}, signal.SIGINT, marks=pytest.mark.whole_run),
     ],
 )
-@pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_a_run_that_is_stopped_leaves_nothing(
     machine: Machine, moment: str, changes: dict[str, Any], signum: signal.Signals
@@ -406,7 +405,7 @@ IGNORES = """
 
 
 @pytest.mark.parametrize("step", [SPINS, IGNORES])
-@pytest.mark.engine
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_an_environment_that_never_lets_go_does_not_make_a_run_deaf(machine: Machine, step: str) -> None:
     (machine.folder / "deaf.py").write_text(DEAF.format(folder=machine.folder) + step)
@@ -422,7 +421,7 @@ def test_an_environment_that_never_lets_go_does_not_make_a_run_deaf(machine: Mac
     assert "Traceback" not in run.said()
 
 
-@pytest.mark.engine
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_a_second_interrupt_ends_a_run_at_once(machine: Machine) -> None:
     run = machine.start(**{**LONG, "episodes": 128})
@@ -435,7 +434,7 @@ def test_a_second_interrupt_ends_a_run_at_once(machine: Machine) -> None:
     machine.is_clean()
 
 
-@pytest.mark.engine
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_runs_side_by_side_are_independent_and_a_killed_one_is_swept(machine: Machine) -> None:
     killed, other = machine.start(**LONG), machine.start()
@@ -460,7 +459,7 @@ def test_runs_side_by_side_are_independent_and_a_killed_one_is_swept(machine: Ma
     assert f"metrics port: {port} is taken" in fourth.said()
 
 
-@pytest.mark.engine
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_a_run_survives_the_loss_of_its_warm_process_once_and_ends_with_the_cause_the_second_time(
     machine: Machine,
@@ -483,7 +482,7 @@ def test_a_run_survives_the_loss_of_its_warm_process_once_and_ends_with_the_caus
 @pytest.mark.parametrize(
     ("victim", "cause"), [("actor", "actor is dead"), ("raylet", "Ray is dead: raylet was killed")]
 )
-@pytest.mark.engine
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_a_run_that_loses_its_actor_or_ray_itself_ends_with_the_cause(
     machine: Machine, victim: str, cause: str
