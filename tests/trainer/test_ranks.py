@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +101,8 @@ def test_what_cannot_be_made_is_told_by_whoever_refuses_it(ray_site: RaySite) ->
         ray_site.run(ray_site.rank().start(Thing, None, timeout_s=60.0))
 
 
-@pytest.mark.parametrize("end", [lambda rank: rank, lambda rank: os.kill(rank, signal.SIGKILL)])
-def test_a_death_in_the_middle_of_a_call_is_told_at_once(ray_site: RaySite, end: Callable[[int], object]) -> None:
+@pytest.mark.parametrize(("by_us", "why"), [(True, "it was ended"), (False, "its process was killed")])
+def test_a_death_in_the_middle_of_a_call_is_told_at_once(ray_site: RaySite, by_us: bool, why: str) -> None:
     rank = ray_site.rank()
     pid = ray_site.run(rank.start(Thing, 3, timeout_s=60.0))
 
@@ -111,11 +110,13 @@ def test_a_death_in_the_middle_of_a_call_is_told_at_once(ray_site: RaySite, end:
         call = asyncio.ensure_future(rank.call("wait", 100.0, what="end", timeout_s=60.0))
         await asyncio.sleep(0.2)
         assert [wait.whom for wait in ray_site.waits.snapshot()] == [rank.name]
-        if end(pid) == pid:
+        if by_us:
             rank.kill()
+        else:
+            os.kill(pid, signal.SIGKILL)
         await call
 
-    with pytest.raises(ClusterError, match="is dead: its process was killed"):
+    with pytest.raises(ClusterError, match=f"is dead: {why}"):
         ray_site.run(call_and_end())
 
 
