@@ -28,8 +28,7 @@ _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", 
 class ServingShape:
     """Qwen3's architecture; the defaults are 7 million parameters.
 
-    A step takes longer by half than that of a model of next to none (17 ms on a slow core), so that the engine's own
-    work is most of what it does, as in a fleet, and a minute still has requests enough to speak of percentiles.
+    Few enough that on a slow core, too, a minute has requests enough to speak of percentiles.
     """
 
     hidden: int = 384

@@ -84,7 +84,7 @@ class EnvironmentWorker:
         try:
             return await self._waits.within(answer, what, whom, timeout_s + PATIENCE_S, boundary="environment")
         except (ClusterError, DeadlineExceeded) as error:
-            if line.rank.death or (isinstance(error, DeadlineExceeded) and error.boundary == "cluster"):
+            if line.rank.death is not None or (isinstance(error, DeadlineExceeded) and error.boundary == "cluster"):
                 self._lose(line, error.what)
             raise EnvironmentFailed(f"{whom}: {error.what}", to_do=error.to_do) from error
 

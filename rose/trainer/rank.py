@@ -70,7 +70,7 @@ class Rank:
                 f"{self.name} is dead: its process was killed, crashed, or had no memory left",
                 to_do=f"see the log; Ray says: {_exit_detail(error)}",
             )
-            raise self.death from error
+            raise ClusterError(self.death.what, to_do=self.death.to_do) from error
         except errors.RayError as error:
             raise ClusterError(f"{self.name} cannot be reached: {type(error).__name__}: {error}") from error
 

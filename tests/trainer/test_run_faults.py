@@ -324,11 +324,12 @@ def machine(short_folder: Path, babbling_model: Path) -> Iterator[Machine]:
 @pytest.mark.parametrize(
     ("moment", "changes", "signum"),
     [
-        pytest.param("start of engine", {}, signal.SIGINT, marks=pytest.mark.whole_run),
+        ("start of engine", {}, signal.SIGINT),
         ("rollout", LONG, signal.SIGTERM),
-        pytest.param("train", {"model": MODEL, "groups": 32}, signal.SIGINT, marks=pytest.mark.whole_run),
+        ("train", {"model": MODEL, "groups": 32}, signal.SIGINT),
     ],
 )
+@pytest.mark.whole_run
 @pytest.mark.timeout(900)
 def test_a_run_that_is_stopped_leaves_nothing(
     machine: Machine, moment: str, changes: dict[str, Any], signum: signal.Signals

@@ -14,7 +14,15 @@ import torch
 from stand_ins import Logged, a_job, a_run
 from tiny_policy import VOCABULARY, tiny_policy
 
-from rose.errors import ClusterError, ContractError, EngineError, EnvironmentFailed, TrainingError
+from rose.errors import (
+    ClusterError,
+    ContractError,
+    EngineError,
+    EnvironmentFailed,
+    RoseError,
+    SchedulerError,
+    TrainingError,
+)
 from rose.ledger import Account
 from rose.metrics import Metrics
 from rose.records import Finish, Group, Outcome, Purpose, Trajectory, Turn, VersionSpan
@@ -274,13 +282,15 @@ def test_failed_and_empty_trajectories_are_data(bench: Callable[..., Bench]) -> 
     assert dict(made.recorder.failures) == {"its step raised E: boom": 3}
 
 
-def failing_until(last_failing_version: int, outcome: Outcome) -> Callable[[Task, int], dict[str, Any]]:
+def failing_until(
+    last_failing_version: int, outcome: Outcome, failure: str = "all down"
+) -> Callable[[Task, int], dict[str, Any]]:
     """Nothing comes to its end in training under version 0 up to `last_failing_version`."""
 
     def rule(task: Task, version: int) -> dict[str, Any]:
         if task.purpose is Purpose.EVALUATION or version > last_failing_version:
             return split(task, version)
-        return {"outcome": outcome, "turns": (), "failure": "all down"}
+        return {"outcome": outcome, "turns": (), "failure": failure}
 
     return rule
 
@@ -300,9 +310,10 @@ def test_environments_that_never_work_end_the_run_after_three_steps(bench: Calla
     made.closes()
 
 
-def test_an_engine_that_refuses_everybody_ends_the_run_at_once(bench: Callable[..., Bench]) -> None:
-    made = bench(failing_until(9, Outcome.ABORTED))
-    with pytest.raises(EngineError, match="not one of"):
+@pytest.mark.parametrize("error", [EngineError("no"), SchedulerError("no lease")])
+def test_who_refuses_everybody_ends_the_run_at_once(bench: Callable[..., Bench], error: RoseError) -> None:
+    made = bench(failing_until(9, Outcome.ABORTED, str(error)))
+    with pytest.raises(type(error), match="not one of"):
         made.run()
     assert list(made.engine_versions.published) == []
     made.closes()
