@@ -9,15 +9,18 @@ from __future__ import annotations
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
+from datetime import datetime
 from pathlib import Path
 
 from bench.child import timed
+from bench.cpu_watch import CpuWatch, used
 from bench.registry import Bench, BenchFailed
 from bench.result import ROOT, Run, Target
 from rose.report.coserving import Serving
 from rose.report.model import RunReport
 
 DEMO_TIMEOUT_S = 1500.0
+ROLLOUT_PHASE = "rollout"
 WARM_STEPS = 1
 """The first steps pay for what is first done then, and in the demo the guest may not have come yet."""
 
@@ -41,30 +44,43 @@ def measure(arguments: Namespace, index: int) -> Run:
     }
     order = ["with"] if arguments.skip_without else ["with", "without"][:: -1 if index % 2 else 1]
     found = {side: sides[side]() for side in order}
-    report, wall_s = found["with"]
-    figures = dict(figures_of(report, wall_s))
+    report, wall_s, cores = found["with"]
+    figures = {**figures_of(report, wall_s), **cores_of("with", cores)}
     if not arguments.skip_without:
-        bare, _ = found["without"]
+        bare, _, cores = found["without"]
+        figures |= cores_of("without", cores)
         steps = range(WARM_STEPS + 1, min(len(report.steps), len(bare.steps)) + 1)
         ours, theirs = goodput(report, steps), goodput(bare, steps)
         figures |= {"goodput_with": ours, "goodput_without": theirs, "goodput_ratio": ours / theirs}
     return figures
 
 
-def reported(command: list[str], arguments: list[str]) -> tuple[RunReport, float]:
-    """Run `command FOLDER arguments`; the one report that it leaves there, and how long it took.
+def reported(command: list[str], arguments: list[str]) -> tuple[RunReport, float, dict[str, float]]:
+    """Run `command FOLDER arguments`; the one report that it leaves there, how long it took, who used which cores.
 
-    Raises BenchFailed if it fails or leaves none.
+    The cores are averages over the rollouts of its steps. Raises BenchFailed if it fails or leaves no report.
     """
     with tempfile.TemporaryDirectory(prefix="rose-bench-") as folder:
         out = Path(folder, "runs")
-        wall_s = timed(
-            [*command, str(out), *arguments], cwd=ROOT, log=Path(folder, "demo.log"), timeout_s=DEMO_TIMEOUT_S
-        )
+        with CpuWatch() as watch:
+            wall_s = timed(
+                [*command, str(out), *arguments], cwd=ROOT, log=Path(folder, "demo.log"), timeout_s=DEMO_TIMEOUT_S
+            )
         reports = sorted(out.rglob("report.json"))
         if len(reports) != 1:
             raise BenchFailed(f"the demo left {len(reports)} reports", expected="one report.json below its folder")
-        return RunReport.from_json(reports[0].read_text(encoding="utf-8")), wall_s
+        report = RunReport.from_json(reports[0].read_text(encoding="utf-8"))
+        return report, wall_s, used(watch.readings, rollouts(report))
+
+
+def rollouts(report: RunReport) -> list[tuple[float, float]]:
+    """From when to when its steps sampled, of the clock on the wall."""
+    began = datetime.fromisoformat(report.started_at).timestamp()
+    return [(began + phase.start_s, began + phase.end_s) for phase in report.phases if phase.name == ROLLOUT_PHASE]
+
+
+def cores_of(side: str, cores: dict[str, float]) -> Run:
+    return {f"cores_{side}_{part.replace(' ', '_')}": used for part, used in sorted(cores.items())}
 
 
 def figures_of(report: RunReport, wall_s: float) -> Run:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from rose.access import credentials
 from rose.errors import ContractError, DeadlineExceeded, SchedulerError
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
+from rose_scheduler.lease_stream import LeaseStream
 
 GRACE_S = 2.0
 """How much longer than it was asked to a scheduler may take to say that there is no place."""
@@ -48,21 +49,40 @@ class Calls:
         self._timeout_s = timeout_s
         self._credentials = credentials(token)
         self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._leases: LeaseStream | None = None
         self._closed = False
         self.stub: Any = SchedulerStub(self._channel)
 
     async def answer(self, what: str, method: Any, request: Any) -> Any:
-        """One answer to a call that does not wait for anything over there.
+        """One answer to a call of its own that does not wait for anything over there.
 
         Raises SchedulerError if it is refused, DeadlineExceeded after `timeout_s`.
         """
-        with self._waits.waiting(what, self.whom, self._timeout_s):
-            return await self.repeated(what, method, lambda _: request, self._timeout_s)
 
-    async def repeated(
-        self, what: str, method: Any, request: Callable[[float], Any], timeout_s: float, *, grace_s: float = 0.0
-    ) -> Any:
-        """As `answer`, off the board; `request` is made of the seconds left, and answered at most `grace_s` later."""
+        def call(left_s: float) -> Any:
+            return method(request, timeout=left_s, metadata=self._credentials)
+
+        with self._waits.waiting(what, self.whom, self._timeout_s):
+            return await self._repeated(what, call, self._timeout_s)
+
+    async def lease_asked(self, request: Callable[[float], Any], timeout_s: float) -> Any:
+        """The answer to a question of the seconds that are left, off the board, at most `GRACE_S` after the last."""
+        return await self._repeated(
+            "a lease", lambda left_s: self._stream().ask(request(left_s), left_s + GRACE_S), timeout_s
+        )
+
+    async def lease_ended(self, request: Any) -> Any:
+        """As `answer`, on the stream on which leases are asked for."""
+        what = "the end of a lease"
+        with self._waits.waiting(what, self.whom, self._timeout_s):
+            return await self._repeated(what, lambda left_s: self._stream().end(request, left_s), self._timeout_s)
+
+    def _stream(self) -> LeaseStream:
+        if self._leases is None or self._leases.over:
+            self._leases = LeaseStream(self.stub.Leases(metadata=self._credentials))
+        return self._leases
+
+    async def _repeated(self, what: str, call: Callable[[float], Awaitable[Any]], timeout_s: float) -> Any:
         until_s = time.monotonic() + timeout_s
         pause_s, most_s = _PAUSE_S
         while True:
@@ -70,9 +90,7 @@ class Calls:
                 raise ContractError(f"the client of {self.whom} is closed", expected="calls before `close`")
             left_s = max(0.001, until_s - time.monotonic())
             try:
-                return await self._once(
-                    what, method(request(left_s), timeout=left_s + grace_s, metadata=self._credentials)
-                )
+                return await self._once(what, call(left_s))
             except grpc.aio.AioRpcError as error:
                 if error.code() in _FINAL:
                     to_do = _FINAL[error.code()]
@@ -89,9 +107,11 @@ class Calls:
     async def close(self) -> None:
         """End every call that is under way with SchedulerError; further ones are ContractErrors."""
         self._closed = True
+        if self._leases is not None:
+            self._leases.close()
         await self._channel.close()
 
-    async def _once(self, what: str, call: Any) -> Any:
+    async def _once(self, what: str, call: Awaitable[Any]) -> Any:
         try:
             return await call
         except asyncio.CancelledError:

@@ -195,9 +195,7 @@ class SchedulerClient:
             while True:
                 request = partial(_question, lease_id, turn, hold_s)
                 left_s = until_s - time.monotonic()
-                reply = await self._calls.repeated(
-                    "a lease", self._calls.stub.AskLease, request, left_s, grace_s=GRACE_S
-                )
+                reply = await self._calls.lease_asked(request, left_s)
                 if reply.HasField("grant"):
                     return _lease(lease_id, reply.grant)
                 if reply.HasField("lapse"):
@@ -221,7 +219,7 @@ class SchedulerClient:
     async def _end(self, lease: Lease, outcome: LeaseOutcome) -> None:
         request = wire.EndLeaseRequest(lease_id=lease.lease_id, outcome=OUTCOMES[outcome], tokens=lease.tokens)
         try:
-            reply = await self._calls.answer("the end of a lease", self._calls.stub.EndLease, request)
+            reply = await self._calls.lease_ended(request)
         except (DeadlineExceeded, SchedulerError) as error:
             log.warning("the end of a lease could not be told", lease_id=lease.lease_id, why=str(error))
             return

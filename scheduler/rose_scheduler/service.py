@@ -1,4 +1,4 @@
-"""The scheduler's gRPC service: each call becomes one event, and its answer one reply.
+"""The scheduler's gRPC service: each call becomes one event, and its answer one reply; leases have a stream.
 
 Invariants
 - A message that no event can be made of is answered as malformed; it reaches neither the core nor anybody else.
@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -22,16 +21,13 @@ from rose.proto.v1 import scheduler_pb2 as wire
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from rose_scheduler.desk import Desk
 from rose_scheduler.engines import Engine
-from rose_scheduler.events import EngineBeat, EngineGone, EngineOffered, Reason, Refuse
+from rose_scheduler.events import EngineBeat, EngineGone, EngineOffered
+from rose_scheduler.lease_session import LeaseSession
 from rose_scheduler.wire import (
     KINDS,
     STANDINGS,
-    VERDICTS,
     Malformed,
-    ask_reply,
-    asked,
     beat,
-    ended,
     gone,
     offered,
     why_reply,
@@ -40,9 +36,8 @@ from rose_scheduler.wire import (
 T = TypeVar("T")
 
 MESSAGE_BYTES_MAX = 1 << 16
-_SHORT_CALLS = 1024
-"""Calls that do not wait, beside those that do."""
-_LEASE_TOKEN_BYTES = 16
+_CALLS_MAX = 1024
+"""At once: no call waits for a place, but one stream of each client stays."""
 
 
 class Service(SchedulerServicer):  # type: ignore[misc]
@@ -61,19 +56,9 @@ class Service(SchedulerServicer):  # type: ignore[misc]
     async def WithdrawEngine(self, request: Any, context: Any) -> Any:
         return self._engine(gone, request)
 
-    async def AskLease(self, request: Any, context: Any) -> Any:
-        try:
-            event = asked(request, time.monotonic(), secrets.token_urlsafe(_LEASE_TOKEN_BYTES))
-        except Malformed as error:
-            return ask_reply(Refuse(request.lease_id, Reason.MALFORMED, str(error)), 0.0)
-        return ask_reply(await self._desk.ask(event), time.monotonic())
-
-    async def EndLease(self, request: Any, context: Any) -> Any:
-        try:
-            answer = self._desk.end(ended(request))
-        except Malformed as error:
-            return wire.EndLeaseReply(verdict=wire.END_VERDICT_MALFORMED, what=str(error))
-        return wire.EndLeaseReply(verdict=VERDICTS[answer.verdict])
+    async def Leases(self, calls: Any, context: Any) -> Any:
+        if trouble := await LeaseSession(self._desk, context.write).serve(calls):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, trouble)
 
     async def Status(self, request: Any, context: Any) -> Any:
         core, now = self._desk.core, time.monotonic()
@@ -120,7 +105,7 @@ async def serve(desk: Desk, *, port: int, token: str) -> tuple[grpc.aio.Server, 
     """
     server = grpc.aio.server(
         interceptors=[Gate(token)],
-        maximum_concurrent_rpcs=desk.core.limits.waiting + _SHORT_CALLS,
+        maximum_concurrent_rpcs=_CALLS_MAX,
         options=(
             # Without it a second scheduler would share the port, and get half of the calls.
             ("grpc.so_reuseport", 0),

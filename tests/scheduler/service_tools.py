@@ -22,6 +22,7 @@ from rose.waits import WaitBoard
 from rose_scheduler.client import EngineState, SchedulerClient, Turn
 from rose_scheduler.desk import Desk
 from rose_scheduler.events import EngineKind, EngineOffered
+from rose_scheduler.lease_stream import LeaseStream
 from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
 from rose_scheduler.service import serve
@@ -43,9 +44,17 @@ class Site:
     stub: Any
     channel: grpc.aio.Channel
     server: grpc.aio.Server
+    leases: LeaseStream
 
-    async def say(self, method: str, request: Any) -> Any:
-        return await getattr(self.stub, method)(request, timeout=LONG_S, metadata=credentials(TOKEN))
+    async def say(self, request: Any) -> Any:
+        """On a call of its own, or on the stream of leases."""
+        name = type(request).__name__.removesuffix("Request")
+        if name in ("AskLease", "EndLease"):
+            return await {"AskLease": self.leases.ask, "EndLease": self.leases.end}[name](request, LONG_S)
+        return await getattr(self.stub, name)(request, timeout=LONG_S, metadata=credentials(TOKEN))
+
+    def another_stream(self) -> LeaseStream:
+        return LeaseStream(self.stub.Leases(metadata=credentials(TOKEN)))
 
     async def joined(self, engine_id: str = "e", *, most: int = 1, incarnation: str = "1", version: int = 0) -> None:
         """Offer an engine that beats once, which lasts."""
@@ -74,10 +83,13 @@ async def site(**limits: float) -> AsyncIterator[Site]:
     desk = Desk(Placement(Limits(**given)), waits, metrics)  # type: ignore[arg-type]
     server, address = await serve(desk, port=0, token=TOKEN)
     channel = grpc.aio.insecure_channel(address)
+    stub = SchedulerStub(channel)
+    leases = LeaseStream(stub.Leases(metadata=credentials(TOKEN)))
     async with SchedulerClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S) as client:
         try:
-            yield Site(desk, address, waits, metrics, client, SchedulerStub(channel), channel, server)
+            yield Site(desk, address, waits, metrics, client, stub, channel, server, leases)
         finally:
+            leases.close()
             await channel.close()
             desk.close()
             await server.stop(None)

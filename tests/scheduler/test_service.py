@@ -105,7 +105,7 @@ def test_nobody_is_heard_without_the_token() -> None:
 
 
 MALFORMED = [
-    ("AskLease", wire.AskLeaseRequest, LEASE, change)
+    (wire.AskLeaseRequest, LEASE, change)
     for change in (
         {"lease_id": ""},
         {"lease_id": "x" * 257},
@@ -120,19 +120,19 @@ MALFORMED = [
     )
 ]
 MALFORMED += [
-    ("RegisterEngine", wire.RegisterEngineRequest, OFFER, change)
+    (wire.RegisterEngineRequest, OFFER, change)
     for change in ({"engine_id": ""}, {"kind": 0}, {"kind": 77}, {"address": ""}, {"max_requests": 0})
 ]
-MALFORMED += [("RegisterEngine", wire.RegisterEngineRequest, OFFER, {"max_requests": 2**32 - 1})]
+MALFORMED += [(wire.RegisterEngineRequest, OFFER, {"max_requests": 2**32 - 1})]
 MALFORMED += [
-    ("Beat", wire.BeatRequest, BEAT, change)
+    (wire.BeatRequest, BEAT, change)
     for change in ({"kv_used_fraction": float("nan")}, {"kv_used_fraction": 1.5}, {"weight_version": 2**63})
 ]
 MALFORMED += [
-    ("EndLease", wire.EndLeaseRequest, {"lease_id": "l", "outcome": 1, "tokens": 1}, change)
+    (wire.EndLeaseRequest, {"lease_id": "l", "outcome": 1, "tokens": 1}, change)
     for change in ({"outcome": 0}, {"outcome": 99}, {"tokens": 2**63}, {"lease_id": ""})
 ]
-MALFORMED += [("WithdrawEngine", wire.WithdrawEngineRequest, {**ENGINE, "why": "so"}, {"why": ""})]
+MALFORMED += [(wire.WithdrawEngineRequest, {**ENGINE, "why": "so"}, {"why": ""})]
 
 
 def verdict(reply: object) -> object:
@@ -147,11 +147,11 @@ def verdict(reply: object) -> object:
 def test_what_is_malformed_is_refused_by_name_and_changes_nothing() -> None:
     async def check() -> None:
         async with site() as here:
-            for method, message, sound, change in MALFORMED:
+            for message, sound, change in MALFORMED:
                 (field,) = change
-                reply = await here.say(method, message(**{**sound, **change}))
-                assert verdict(reply), (method, change, reply)
-                said = reply.refusal.what if method == "AskLease" else reply.what
+                reply = await here.say(message(**{**sound, **change}))
+                assert verdict(reply), (change, reply)
+                said = reply.refusal.what if message is wire.AskLeaseRequest else reply.what
                 assert field in said or "stands for no" in said
             assert (len(here.desk.core.engines), len(here.desk.core.leases)) == (0, 0)
             await still_works(here)
@@ -162,13 +162,13 @@ def test_what_is_malformed_is_refused_by_name_and_changes_nothing() -> None:
 def test_bytes_that_are_no_message_end_their_call_and_nothing_else() -> None:
     async def check() -> None:
         async with site() as here:
-            for method in ("AskLease", "Beat", "EndLease", "Why", "Nonsense"):
+            for method in ("Leases", "Beat", "Why", "Nonsense"):
                 for sent in (b"\xff" * 64, b"\x0a\xff\xff\xff\xff\x0f"):
                     call = here.channel.unary_unary(f"/rose.v1.Scheduler/{method}")
                     with pytest.raises(grpc.aio.AioRpcError):
                         await call(sent, timeout=LONG_S, metadata=credentials(TOKEN))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await here.say("Why", wire.WhyRequest(some_id="x" * MESSAGE_BYTES_MAX))
+                await here.say(wire.WhyRequest(some_id="x" * MESSAGE_BYTES_MAX))
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             host, _, port = here.address.partition(":")
             for sent in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000):
@@ -214,10 +214,10 @@ def test_what_a_vanished_client_held_goes_to_the_next_when_its_term_is_over() ->
     async def check() -> None:
         async with site() as here:
             await here.joined(most=1)
-            reply = await here.say("AskLease", wire.AskLeaseRequest(**{**LEASE, "hold_ms": 50.0}))
+            reply = await here.say(wire.AskLeaseRequest(**{**LEASE, "hold_ms": 50.0}))
             assert reply.grant.engine_id == "e"
             async with here.client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S):
-                late = await here.say("EndLease", wire.EndLeaseRequest(lease_id="l", outcome=1, tokens=1))
+                late = await here.say(wire.EndLeaseRequest(lease_id="l", outcome=1, tokens=1))
                 assert late.verdict == wire.END_VERDICT_LATE
                 assert (await here.client.status()).held == 1
             assert here.sample("leases_lapsed_total", lapse="not ended") == 1
@@ -230,11 +230,11 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
     async def check() -> None:
         async with site() as here:
             await here.joined()
-            await here.say("AskLease", wire.AskLeaseRequest(**LEASE))
+            await here.say(wire.AskLeaseRequest(**LEASE))
             end = wire.EndLeaseRequest(lease_id="l", outcome=1, tokens=7)
-            verdicts = [(await here.say("EndLease", end)).verdict for _ in range(3)]
+            verdicts = [(await here.say(end)).verdict for _ in range(3)]
             assert verdicts == [wire.END_VERDICT_ENDED, wire.END_VERDICT_DUPLICATE, wire.END_VERDICT_DUPLICATE]
-            unknown = await here.say("EndLease", wire.EndLeaseRequest(lease_id="never", outcome=1, tokens=7))
+            unknown = await here.say(wire.EndLeaseRequest(lease_id="never", outcome=1, tokens=7))
             assert unknown.verdict == wire.END_VERDICT_UNKNOWN
             assert here.sample("tokens_total") == 7
             assert here.sample("leases_ended_total", verdict="duplicate") == 2
@@ -245,16 +245,16 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
 def test_of_several_calls_for_one_lease_the_last_gets_it_and_a_conflict_takes_nothing() -> None:
     async def check() -> None:
         async with site() as here:
-            first = asyncio.create_task(here.say("AskLease", wire.AskLeaseRequest(**LEASE)))
+            first = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE)))
             await until(lambda: len(here.desk.core.line) == 1)
-            other = await here.say("AskLease", wire.AskLeaseRequest(**{**LEASE, "trajectory_id": "u"}))
+            other = await here.say(wire.AskLeaseRequest(**{**LEASE, "trajectory_id": "u"}))
             assert other.refusal.reason == wire.LEASE_REASON_CONFLICT
-            second = asyncio.create_task(here.say("AskLease", wire.AskLeaseRequest(**LEASE)))
+            second = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE)))
             assert (await first).refusal.reason == wire.LEASE_REASON_SUPERSEDED
             await here.joined()
             granted = (await second).grant
             assert granted.engine_id == "e"
-            again = await here.say("AskLease", wire.AskLeaseRequest(**LEASE))
+            again = await here.say(wire.AskLeaseRequest(**LEASE))
             assert again.grant.token == granted.token
             assert len(here.desk.core.leases) == 1
 
@@ -264,11 +264,12 @@ def test_of_several_calls_for_one_lease_the_last_gets_it_and_a_conflict_takes_no
 def test_a_call_that_breaks_off_after_it_was_repeated_takes_nothing_away() -> None:
     async def check() -> None:
         async with site() as here:
-            first = here.stub.AskLease(wire.AskLeaseRequest(**LEASE), timeout=LONG_S, metadata=credentials(TOKEN))
+            breaking = here.another_stream()
+            first = asyncio.create_task(breaking.ask(wire.AskLeaseRequest(**LEASE), LONG_S))
             await until(lambda: len(here.desk.core.line) == 1)
-            second = asyncio.create_task(here.say("AskLease", wire.AskLeaseRequest(**LEASE)))
+            second = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE)))
             await first
-            first.cancel()
+            breaking.close()
             await here.joined()
             assert (await second).grant.engine_id == "e"
 
@@ -358,8 +359,8 @@ def test_a_lease_that_is_over_before_its_asker_heard_of_it_is_asked_for_under_an
     async def check() -> None:
         async with site() as here:
             await here.joined()
-            await here.say("AskLease", wire.AskLeaseRequest(**LEASE))
-            await here.say("EndLease", wire.EndLeaseRequest(lease_id="l", outcome=1, tokens=0))
+            await here.say(wire.AskLeaseRequest(**LEASE))
+            await here.say(wire.EndLeaseRequest(lease_id="l", outcome=1, tokens=0))
             async with here.client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S) as lease:
                 assert lease.lease_id == "m"
 
@@ -371,7 +372,7 @@ def test_an_engine_that_falls_silent_gets_no_traffic_until_it_beats_again() -> N
         async with site(beat_deadline_s=0.05, dead_after_s=LONG_S) as here:
             await here.joined()
             await until(lambda: [engine.health for engine in here.desk.core.engines] == ["stale"])
-            asking = asyncio.create_task(here.say("AskLease", wire.AskLeaseRequest(**LEASE)))
+            asking = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE)))
             await until(lambda: len(here.desk.core.line) == 1)
             assert "1 stale" in (await here.client.why("t")).waits_for
             await here.client.beat(offered(), EngineState(0, 1, 0.0))
@@ -416,7 +417,7 @@ def test_two_thousand_at_once_are_all_served_in_turn_and_never_more_than_the_slo
 def test_a_line_that_stays_full_is_told_at_the_deadline() -> None:
     async def check() -> None:
         async with site(waiting=1, retry_after_s=0.02) as here:
-            first = asyncio.create_task(here.say("AskLease", wire.AskLeaseRequest(**LEASE)))
+            first = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE)))
             await until(lambda: len(here.desk.core.line) == 1)
             with pytest.raises(DeadlineExceeded, match="1 leases wait already"):
                 async with here.client.lease(turn(), wait_s=0.2, hold_s=1.0):
@@ -435,7 +436,7 @@ def test_a_core_that_raises_ends_the_service() -> None:
 
             here.desk.core.step = broken  # type: ignore[method-assign, assignment]
             with pytest.raises(grpc.aio.AioRpcError):
-                await here.say("AskLease", wire.AskLeaseRequest(**LEASE))
+                await here.say(wire.AskLeaseRequest(**LEASE))
             with pytest.raises(ContractError, match="a rule does not hold"):
                 await here.desk.failed
 

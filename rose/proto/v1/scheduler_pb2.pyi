@@ -129,6 +129,46 @@ class EngineReply(_message.Message):
     what: str
     def __init__(self, standing: _Optional[_Union[EngineStanding, str]] = ..., what: _Optional[str] = ...) -> None: ...
 
+class LeaseCalls(_message.Message):
+    __slots__ = ("calls",)
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[LeaseCall]
+    def __init__(self, calls: _Optional[_Iterable[_Union[LeaseCall, _Mapping]]] = ...) -> None: ...
+
+class LeaseCall(_message.Message):
+    __slots__ = ("call_id", "ask", "end", "give_up")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    GIVE_UP_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    ask: AskLeaseRequest
+    end: EndLeaseRequest
+    give_up: GiveUpLease
+    def __init__(self, call_id: _Optional[int] = ..., ask: _Optional[_Union[AskLeaseRequest, _Mapping]] = ..., end: _Optional[_Union[EndLeaseRequest, _Mapping]] = ..., give_up: _Optional[_Union[GiveUpLease, _Mapping]] = ...) -> None: ...
+
+class GiveUpLease(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class LeaseAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[LeaseAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[LeaseAnswer, _Mapping]]] = ...) -> None: ...
+
+class LeaseAnswer(_message.Message):
+    __slots__ = ("call_id", "asked", "ended", "given_up")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    ASKED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    call_id: int
+    asked: AskLeaseReply
+    ended: EndLeaseReply
+    given_up: GiveUpLease
+    def __init__(self, call_id: _Optional[int] = ..., asked: _Optional[_Union[AskLeaseReply, _Mapping]] = ..., ended: _Optional[_Union[EndLeaseReply, _Mapping]] = ..., given_up: _Optional[_Union[GiveUpLease, _Mapping]] = ...) -> None: ...
+
 class AskLeaseRequest(_message.Message):
     __slots__ = ("lease_id", "trajectory_id", "group_id", "turn", "context_tokens", "min_version", "wait_ms", "hold_ms")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -51,15 +51,10 @@ class SchedulerStub:
                 request_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.WithdrawEngineRequest.SerializeToString,
                 response_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.EngineReply.FromString,
                 _registered_method=True)
-        self.AskLease = channel.unary_unary(
-                '/rose.v1.Scheduler/AskLease',
-                request_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.AskLeaseRequest.SerializeToString,
-                response_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.AskLeaseReply.FromString,
-                _registered_method=True)
-        self.EndLease = channel.unary_unary(
-                '/rose.v1.Scheduler/EndLease',
-                request_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.EndLeaseRequest.SerializeToString,
-                response_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.EndLeaseReply.FromString,
+        self.Leases = channel.stream_stream(
+                '/rose.v1.Scheduler/Leases',
+                request_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.LeaseCalls.SerializeToString,
+                response_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.LeaseAnswers.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/rose.v1.Scheduler/Status',
@@ -97,16 +92,10 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def AskLease(self, request, context):
-        """Rollout clients. Answers as soon as there is a place, at the latest when wait_ms are over. Ending the call
-        before that gives the question up; the same lease_id may be asked for again.
+    def Leases(self, request_iterator, context):
+        """Rollout clients: one stream each, on which leases are asked for and ended. Every call is answered once, in any
+        order; what is still asked for when the stream ends is given up, what is held stays held.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def EndLease(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -142,15 +131,10 @@ def add_SchedulerServicer_to_server(servicer, server):
                     request_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.WithdrawEngineRequest.FromString,
                     response_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.EngineReply.SerializeToString,
             ),
-            'AskLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.AskLease,
-                    request_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.AskLeaseRequest.FromString,
-                    response_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.AskLeaseReply.SerializeToString,
-            ),
-            'EndLease': grpc.unary_unary_rpc_method_handler(
-                    servicer.EndLease,
-                    request_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.EndLeaseRequest.FromString,
-                    response_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.EndLeaseReply.SerializeToString,
+            'Leases': grpc.stream_stream_rpc_method_handler(
+                    servicer.Leases,
+                    request_deserializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.LeaseCalls.FromString,
+                    response_serializer=rose_dot_proto_dot_v1_dot_scheduler__pb2.LeaseAnswers.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -257,7 +241,7 @@ class Scheduler:
             _registered_method=True)
 
     @staticmethod
-    def AskLease(request,
+    def Leases(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -267,39 +251,12 @@ class Scheduler:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/rose.v1.Scheduler/AskLease',
-            rose_dot_proto_dot_v1_dot_scheduler__pb2.AskLeaseRequest.SerializeToString,
-            rose_dot_proto_dot_v1_dot_scheduler__pb2.AskLeaseReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def EndLease(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rose.v1.Scheduler/EndLease',
-            rose_dot_proto_dot_v1_dot_scheduler__pb2.EndLeaseRequest.SerializeToString,
-            rose_dot_proto_dot_v1_dot_scheduler__pb2.EndLeaseReply.FromString,
+            '/rose.v1.Scheduler/Leases',
+            rose_dot_proto_dot_v1_dot_scheduler__pb2.LeaseCalls.SerializeToString,
+            rose_dot_proto_dot_v1_dot_scheduler__pb2.LeaseAnswers.FromString,
             options,
             channel_credentials,
             insecure,
