@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -133,7 +134,7 @@ def used(readings: Sequence[Reading], spans: Sequence[tuple[float, float]]) -> d
     """
     total: Counter[str] = Counter()
     covered_s = 0.0
-    for before, after in zip(readings, readings[1:], strict=False):
+    for before, after in pairwise(readings):
         length_s = after.at_s - before.at_s
         overlap_s = sum(max(0.0, min(to, after.at_s) - max(since, before.at_s)) for since, to in spans)
         if length_s <= 0 or not overlap_s:
