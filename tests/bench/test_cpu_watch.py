@@ -72,7 +72,7 @@ def test_what_was_used_counts_as_far_as_a_span_covers_it() -> None:
 
 def test_a_process_below_is_seen_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bench.cpu_watch.EVERY_S", 0.02)
-    burn = "import time\nwhile time.process_time() < 0.3: pass\ntime.sleep(600)"
+    burn = "import time\nwhile time.process_time() < 0.6: pass\ntime.sleep(600)"
     with (
         CpuWatch() as watch,
         subprocess.Popen([sys.executable, "-c", burn, "rose.workload.load_main"]) as child,
