@@ -108,7 +108,8 @@ class Trajectory:
     """One episode of one task, from reset to its end.
 
     `reward` is the sum that training uses, `success` the task's own verdict. Two trajectories with the
-    same `group_id` attempted the same task (`task_seed`).
+    same `group_id` attempted the same task (`task_seed`). `failure` says in words why it did not complete, `failed_at`
+    at which boundary, as errors name it; both are "" if it did.
     """
 
     trajectory_id: str
@@ -121,6 +122,7 @@ class Trajectory:
     outcome: Outcome
     malformed_actions: int = 0
     failure: str = ""
+    failed_at: str = ""
 
     @property
     def output_tokens(self) -> int:

@@ -26,8 +26,8 @@ from rose.demo.kept import KeptChild
 from rose.demo.lending import executor_program
 from rose.demo.load import LoadClients, LoadPlan
 from rose.demo.over_time import GUEST, Watched, sharing_section
-from rose.demo.pace import paced, request_seconds
-from rose.demo.plan import DemoPlan, planned_job, planned_load
+from rose.demo.pace import request_seconds
+from rose.demo.plan import DemoPlan, paced, planned_job, planned_load
 from rose.demo.service_page import fact_of, page_of
 from rose.demo.serving_engine import ServingEngine, ServingSettings, free_port, start_serving
 from rose.demo.serving_model import make_serving_model
@@ -78,8 +78,7 @@ def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> int:
     Raises ConfigError for a wrong trace or job before anything starts, RoseError for what ended the demo,
     KeyboardInterrupt after Ctrl-C.
     """
-    planned_load(plan.load)  # a wrong one is said before anything starts
-    job = planned_job(plan)
+    trace, job = planned_load(plan.load), planned_job(plan)
     cores = split_cores(os.sched_getaffinity(0))
     become_subreaper()
     waits, stop = WaitBoard(), Stop()
@@ -91,7 +90,7 @@ def run_demo(plan: DemoPlan, say: Callable[[str], None]) -> int:
         StatusBoard(service, waits) as board,
     ):
         os.sched_setaffinity(0, cores.others)
-        director = Director(plan, job, service, board, waits, placing, say)
+        director = Director(plan, trace, job, service, board, waits, placing, say)
         try:
             return asyncio.run(stop.cancels(director.run()))
         except asyncio.CancelledError:
@@ -106,6 +105,7 @@ class Director:
     def __init__(
         self,
         plan: DemoPlan,
+        trace: Trace,
         job: Job,
         service: Run,
         board: StatusBoard,
@@ -114,6 +114,7 @@ class Director:
         say: Callable[[str], None],
     ) -> None:
         self._plan = plan
+        self._trace = trace
         self._job = job
         self._service = service
         self._board = board
@@ -154,11 +155,11 @@ class Director:
     async def _paced(self, url: str) -> tuple[LoadPlan, Trace]:
         """The load for this machine, and what it then is."""
         plan = self._plan
-        asked = request_seconds(url, planned_load(plan.load))
+        asked = request_seconds(url, self._trace)
         request_s = await self._waits.within(asked, "pace", "serving", _PACE_S, boundary="engine")
         load = replace(plan.load, scaling=paced(plan.load.scaling, request_s, plan.share))
         log.info("pace", request_s=request_s, rate_rps=load.scaling.rate_rps)
-        return load, planned_load(load)
+        return load, await asyncio.to_thread(planned_load, load)
 
     async def _compare(self, stack: contextlib.AsyncExitStack, serving: ServingEngine) -> Shared:
         await self._show_dashboard(stack)

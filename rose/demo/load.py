@@ -41,9 +41,10 @@ class LoadPlan:
     token_ids: str
 
     def arguments(self, url: str, records: Path, replay: int) -> tuple[str, ...]:
-        """Of `load_main`, for the replay of that number. What the scaling leaves out is left out."""
+        """Of `load_main`. What the scaling leaves out is left out."""
         scaling = self.scaling
         given = {
+            "--spread-s": scaling.spread_s,
             "--window-s": scaling.window_s,
             "--start-s": scaling.start_s,
             "--rate-rps": scaling.rate_rps,
@@ -51,7 +52,8 @@ class LoadPlan:
             "--prompt-scale": scaling.prompt_scale,
             "--output-scale": scaling.output_scale,
             "--context": scaling.context_tokens,
-            "--seed": scaling.seed + replay,
+            "--seed": scaling.seed,
+            "--replay-number": replay,
         }
         options = [part for name, value in given.items() if value is not None for part in (name, str(value))]
         return ("--url", url, "--records", str(records), "--trace", self.trace, "--token-ids", self.token_ids, *options)

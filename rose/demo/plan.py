@@ -3,11 +3,13 @@
 Invariants
 - Whatever is wrong with trace, job or machine is said before anything starts.
 - What runs with the guest and without it differs in the guest alone.
+- The pace of the load is chosen before anything is compared, once, and is the same alone and shared; never above what
+  the plan asks for, since a fast machine has more to lend, not more to serve.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -69,6 +71,15 @@ def shipped_plan(out: Path, *, trace: str = TRACE, plain: bool = False) -> DemoP
 def planned_load(load: LoadPlan) -> Trace:
     """The part that is replayed. Raises ConfigError if there is no such trace, or it is none."""
     return scaled(named_trace(load.trace), load.scaling)
+
+
+def paced(scaling: Scaling, request_s: float, share: float) -> Scaling:
+    """The scaling at a rate that makes requests of `request_s` each take `share` of the time, or at its own.
+
+    Requests that are served together cost less than one after the other, so what they take in the end is less.
+    """
+    assert scaling.rate_rps is not None
+    return replace(scaling, rate_rps=round(min(scaling.rate_rps, share / request_s), 3))
 
 
 def planned_job(plan: DemoPlan) -> Job:

@@ -96,6 +96,7 @@ def trajectory_to_wire(trajectory: records.Trajectory) -> wire.Trajectory:
         outcome=_OUTCOME[trajectory.outcome],
         malformed_actions=trajectory.malformed_actions,
         failure=trajectory.failure,
+        failed_at=trajectory.failed_at,
     )
 
 
@@ -111,6 +112,7 @@ def trajectory_from_wire(message: wire.Trajectory) -> records.Trajectory:
         outcome=_record_of(message.outcome, _OUTCOME),
         malformed_actions=message.malformed_actions,
         failure=message.failure,
+        failed_at=message.failed_at,
     )
 
 

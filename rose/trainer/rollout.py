@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from rose.env.chat import ChatRenderer, Conversation, Delta, Message
 from rose.env.episodes import Episodes, OpenEpisode
-from rose.errors import EngineError, EnvironmentFailed, SchedulerError
+from rose.errors import EngineError, EnvironmentFailed, RoseError, SchedulerError
 from rose.ledger import Account
 from rose.logs import bound, logger
 from rose.records import Outcome, Purpose, Trajectory, Turn
@@ -65,9 +65,11 @@ class _Draft:
     malformed_actions: int = 0
     outcome: Outcome = Outcome.COMPLETED
     failure: str = ""
+    failed_at: str = ""
 
-    def fail(self, outcome: Outcome, error: Exception) -> None:
-        self.outcome, self.failure = outcome, str(error)[:_FAILURE_CHARACTERS_MAX]
+    def fail(self, outcome: Outcome, error: RoseError) -> None:
+        self.outcome, self.failed_at = outcome, error.boundary
+        self.failure = str(error)[:_FAILURE_CHARACTERS_MAX]
 
     def finish(self, task: Task) -> Trajectory:
         return Trajectory(
@@ -81,6 +83,7 @@ class _Draft:
             outcome=self.outcome,
             malformed_actions=self.malformed_actions,
             failure=self.failure,
+            failed_at=self.failed_at,
         )
 
 
@@ -233,10 +236,11 @@ def why_none_completed(trajectories: Sequence[Trajectory]) -> EngineError | Sche
     if outcomes[Outcome.COMPLETED]:
         return None
     ((outcome, count),) = outcomes.most_common(1)
-    first = next(trajectory.failure for trajectory in trajectories if trajectory.outcome is outcome)
-    what = f"not one of {len(trajectories)} trajectories came to its end; {count} are {outcome}, the first: {first}"
+    first = next(trajectory for trajectory in trajectories if trajectory.outcome is outcome)
+    what = f"not one of {len(trajectories)} trajectories came to its end; {count} are {outcome}, the first: "
+    what += first.failure
     match outcome:
-        case Outcome.ABORTED if first.startswith(f"{SchedulerError.boundary}:"):
+        case Outcome.ABORTED if first.failed_at == SchedulerError.boundary:
             return SchedulerError(what, to_do="see the scheduler's log")
         case Outcome.ABORTED:
             return EngineError(what, to_do="see the engine's log")
@@ -246,5 +250,7 @@ def why_none_completed(trajectories: Sequence[Trajectory]) -> EngineError | Sche
             return EnvironmentFailed(what, to_do="mend the environment, or raise its deadlines")
 
 
-class _ContextFull(Exception):
+class _ContextFull(RoseError):
     """The episode needs more tokens than the engine's context holds."""
+
+    boundary = EnvironmentFailed.boundary

@@ -49,7 +49,7 @@ class LoadOptions:
     deadline_s: float
     ready_timeout_s: float
     metrics_port: int
-    seed: int
+    prompt_seed: int
 
 
 def main(
@@ -71,6 +71,7 @@ def main(
     ready_timeout_s: Annotated[float, typer.Option(min=0.001, help="Wait so long for the engine.")] = 60.0,
     metrics_port: Annotated[int, typer.Option(help="Serve /metrics here; 0 takes any free port.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and of spreading.")] = 0,
+    replay_number: Annotated[int, typer.Option(min=0, help="Other prompts than in the replay of another number.")] = 0,
 ) -> None:
     """Replay a trace against an engine as its users would, and record what they see."""
     scaling = Scaling(spread_s, window_s, start_s, rate_rps, keep_s, prompt_scale, output_scale, context, seed)
@@ -86,7 +87,7 @@ def main(
             deadline_s=deadline_s,
             ready_timeout_s=ready_timeout_s,
             metrics_port=metrics_port,
-            seed=seed,
+            prompt_seed=seed + replay_number,
         )
         status = asyncio.run(replay(options))
     except RoseError as error:
@@ -120,7 +121,7 @@ async def replay(options: LoadOptions) -> int:
         settings = LoadSettings(
             options.url, options.model or model.name, options.prefix, options.in_flight_max, options.deadline_s
         )
-        prompts = Prompts(trace, options.prompt_ids.start, options.prompt_ids.stop, options.seed)
+        prompts = Prompts(trace, options.prompt_ids.start, options.prompt_ids.stop, options.prompt_seed)
         client = LoadClient(settings, trace, prompts, record=record, beat=beat, waits=waits)
         typer.echo("\n".join((f"{trace.name}: {trace.attribution}", *trace.history, f"metrics at {server.url}")))
         signum = None
@@ -189,7 +190,7 @@ def _head(options: LoadOptions, trace: Trace, model: ServedModel, server: Metric
         "length_s": trace.length_s,
         "in_flight_max": options.in_flight_max,
         "deadline_s": options.deadline_s,
-        "seed": options.seed,
+        "prompt_seed": options.prompt_seed,
     }
 
 

@@ -1,7 +1,7 @@
 """The engines that are offered: their health, and which has room. Pure.
 
 Invariants
-- `least_loaded` gives only an engine that is healthy, has room, and runs the version that was asked for.
+- `best` gives only an engine that is healthy, has room, and runs the version that was asked for.
 - An engine id has one live incarnation and an address one live engine: the newer offer ends the older one, and
   what was ended so or by its own word never comes back. Only the id of an engine of the run's own is not for one that
   is lent, whatever its executor calls itself.
@@ -28,7 +28,7 @@ from rose_scheduler.deadlines import Deadlines
 from rose_scheduler.events import EngineAnswered, EngineBeat, EngineGone, EngineKind, EngineOffered, Health, Standing
 from rose_scheduler.limits import Limits
 
-_Rank = tuple[float, float, str]
+_Rank = tuple[bool, float, float, str]
 
 
 @dataclass(slots=True)
@@ -63,9 +63,13 @@ class Engine:
         return self.has_room and self.weight_version >= min_version
 
     @property
-    def load(self) -> _Rank:
-        """Comparable: the least loaded first, by share of slots, then of KV memory. Only of one with room."""
-        return (len(self.leases) / self.slots, self.kv_used_fraction, self.engine_id)
+    def rank(self) -> _Rank:
+        """Comparable: lent ones first, then the least loaded by share of slots, then of KV memory. Of one with room.
+
+        What a lent engine has open is what serving leaves idle now; a dedicated one is there later, too.
+        """
+        load = len(self.leases) / self.slots
+        return (self.kind is EngineKind.DEDICATED, load, self.kv_used_fraction, self.engine_id)
 
 
 class Engines:
@@ -96,9 +100,9 @@ class Engines:
         engine = self._engines.get(engine_id)
         return engine if engine is not None and engine.incarnation == incarnation else None
 
-    def least_loaded(self, min_version: int) -> Engine | None:
-        """Of the engines with room that run at least `min_version`; None if there is none."""
-        for _, _, engine_id in self._order:
+    def best(self, min_version: int) -> Engine | None:
+        """The first in rank that has room and runs at least `min_version`; None if there is none."""
+        for *_, engine_id in self._order:
             engine = self._engines[engine_id]
             if engine.weight_version >= min_version:
                 return engine
@@ -216,8 +220,8 @@ class Engines:
         if old is not None:
             del self._order[bisect_left(self._order, old)]
         if engine.has_room:
-            self._ranks[engine.engine_id] = engine.load
-            insort(self._order, engine.load)
+            self._ranks[engine.engine_id] = engine.rank
+            insort(self._order, engine.rank)
 
 
 def _facts(of: Engine | EngineOffered) -> tuple[EngineKind, str, int, str]:

@@ -1,8 +1,9 @@
 """Which engine takes the next turn of a trajectory. A pure core.
 
 Rules, in this order: the engine that holds the trajectory's prefix, if it has room and still runs the version under
-which the prefix was made; the least loaded engine with room; the waiting line, where open groups come before new ones,
-but a lease that has waited for half the time that it may wait comes before all.
+which the prefix was made; a lent engine with room, since what it has open is what serving leaves idle; the least loaded
+engine with room; the waiting line, where open groups come before new ones, but a lease that has waited for half the
+time that it may wait comes before all.
 An engine takes traffic only while it is healthy and runs at least the version asked for, and at most as many leases
 as it was offered with and as it says to be open now.
 
@@ -145,7 +146,7 @@ class Placement:
             engine = self.engines.live(prefix.engine_id, prefix.incarnation)
             if engine is not None and _holds(engine, prefix) and engine.can_take(min_version):
                 return engine
-        return self.engines.least_loaded(min_version)
+        return self.engines.best(min_version)
 
     def _open(self, event: LeaseAsked, now: float) -> Lease:
         trajectory = self.trajectories.open(event.trajectory_id, event.group_id, event.lease_id)

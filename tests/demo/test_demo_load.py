@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,11 @@ from rose.waits import WaitBoard
 from rose.workload.scaling import Scaling
 
 DEADLINE_S = 120.0
+SCALING_OPTIONS = (
+    *("--spread-s", "--window-s", "--start-s", "--rate-rps", "--keep-s", "--prompt-scale", "--output-scale"),
+    *("--context", "--seed"),
+)
+"""Of the load's client, in the order of the fields of `Scaling`."""
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,20,4\n0.05,30,3\n"
 
 
@@ -123,3 +129,11 @@ def test_what_the_plan_leaves_out_is_left_out_of_the_command_line(tmp_path: Path
     assert "--rate-rps" not in arguments
     assert arguments[arguments.index("--window-s") + 1] == "60.0"
     assert arguments[arguments.index("--output-scale") + 1] == "0.125"
+
+
+def test_what_the_plan_says_is_what_its_client_is_told(tmp_path: Path) -> None:
+    whole = Scaling(9.0, 60.0, 5.0, 2.0, 30.0, 0.5, 0.125, 512, 3)
+    assert None not in astuple(whole)
+    arguments = LoadPlan("azure_2023_conv", whole, "5:9").arguments("http://x", tmp_path / "r", 0)
+    told = [float(arguments[arguments.index(option) + 1]) for option in SCALING_OPTIONS]
+    assert told == list(astuple(whole))

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.demo.load import LoadPlan
-from rose.demo.pace import paced, request_seconds
-from rose.demo.plan import PART, SHARE, TOKEN_IDS, TRACE, planned_load
+from rose.demo.pace import request_seconds
+from rose.demo.plan import PART, SHARE, TOKEN_IDS, TRACE, paced, planned_load
 from rose.errors import EngineError
 
 

@@ -90,6 +90,20 @@ def test_the_least_loaded_share_of_slots_is_taken_then_the_least_memory() -> Non
     assert story.ask("g") == ()
 
 
+def test_a_lent_engine_comes_before_one_of_the_runs_own_while_it_has_room_but_not_before_the_prefix() -> None:
+    story = Story()
+    story.offer("own", most=4)
+    story.beat("own")
+    assert granted_to(story.ask("a", "t")) == "own"
+    story.end("a")
+    story.offer("lent", most=2, kind="lent")
+    story.beat("lent", kv=0.9)
+    assert granted_to(story.ask("b", "t", turn=2)) == "own"
+    assert [granted_to(story.ask(lease)) for lease in "cdef"] == ["lent", "lent", "own", "own"]
+    story.end("c")
+    assert granted_to(story.ask("g")) == "lent"
+
+
 def test_a_lent_engine_takes_what_its_executor_allows_and_nothing_when_closed() -> None:
     story = Story()
     story.offer("lent", most=8, kind="lent")

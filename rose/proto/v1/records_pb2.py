@@ -24,19 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brose/proto/v1/records.proto\x12\x07rose.v1\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"D\n\x0bRequestPart\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xca\x01\n\x04Turn\x12\x13\n\x0b\x63ontext_ids\x18\x01 \x03(\r\x12\x12\n\noutput_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x01\x12&\n\x08versions\x18\x04 \x03(\x0b\x32\x14.rose.v1.VersionSpan\x12\x1f\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x0f.rose.v1.Finish\x12\x16\n\x0estarts_segment\x18\x06 \x01(\x08\x12&\n\x08requests\x18\x07 \x03(\x0b\x32\x14.rose.v1.RequestPart\")\n\x0bOutputRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"g\n\x07Segment\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12%\n\x07outputs\x18\x02 \x03(\x0b\x32\x14.rose.v1.OutputRange\x12\x10\n\x08logprobs\x18\x03 \x03(\x01\x12\x10\n\x08versions\x18\x04 \x03(\x04\"\xf9\x01\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\ttask_seed\x18\x03 \x01(\x03\x12!\n\x07purpose\x18\x04 \x01(\x0e\x32\x10.rose.v1.Purpose\x12\x1c\n\x05turns\x18\x05 \x03(\x0b\x32\r.rose.v1.Turn\x12\x0e\n\x06reward\x18\x06 \x01(\x01\x12\x0f\n\x07success\x18\x07 \x01(\x08\x12!\n\x07outcome\x18\x08 \x01(\x0e\x32\x10.rose.v1.Outcome\x12\x19\n\x11malformed_actions\x18\t \x01(\r\x12\x0f\n\x07\x66\x61ilure\x18\n \x01(\t\"D\n\x05Group\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12)\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x13.rose.v1.Trajectory*V\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x10\n\x0c\x46INISH_ABORT\x10\x03*M\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x16\n\x12PURPOSE_EVALUATION\x10\x02*\x85\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMPLETED\x10\x01\x12\x15\n\x11OUTCOME_TRUNCATED\x10\x02\x12\x1e\n\x1aOUTCOME_ENVIRONMENT_FAILED\x10\x03\x12\x13\n\x0fOUTCOME_ABORTED\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brose/proto/v1/records.proto\x12\x07rose.v1\":\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\"D\n\x0bRequestPart\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\r\"\xca\x01\n\x04Turn\x12\x13\n\x0b\x63ontext_ids\x18\x01 \x03(\r\x12\x12\n\noutput_ids\x18\x02 \x03(\r\x12\x10\n\x08logprobs\x18\x03 \x03(\x01\x12&\n\x08versions\x18\x04 \x03(\x0b\x32\x14.rose.v1.VersionSpan\x12\x1f\n\x06\x66inish\x18\x05 \x01(\x0e\x32\x0f.rose.v1.Finish\x12\x16\n\x0estarts_segment\x18\x06 \x01(\x08\x12&\n\x08requests\x18\x07 \x03(\x0b\x32\x14.rose.v1.RequestPart\")\n\x0bOutputRange\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\"g\n\x07Segment\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12%\n\x07outputs\x18\x02 \x03(\x0b\x32\x14.rose.v1.OutputRange\x12\x10\n\x08logprobs\x18\x03 \x03(\x01\x12\x10\n\x08versions\x18\x04 \x03(\x04\"\x8c\x02\n\nTrajectory\x12\x15\n\rtrajectory_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x11\n\ttask_seed\x18\x03 \x01(\x03\x12!\n\x07purpose\x18\x04 \x01(\x0e\x32\x10.rose.v1.Purpose\x12\x1c\n\x05turns\x18\x05 \x03(\x0b\x32\r.rose.v1.Turn\x12\x0e\n\x06reward\x18\x06 \x01(\x01\x12\x0f\n\x07success\x18\x07 \x01(\x08\x12!\n\x07outcome\x18\x08 \x01(\x0e\x32\x10.rose.v1.Outcome\x12\x19\n\x11malformed_actions\x18\t \x01(\r\x12\x0f\n\x07\x66\x61ilure\x18\n \x01(\t\x12\x11\n\tfailed_at\x18\x0b \x01(\t\"D\n\x05Group\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12)\n\x0ctrajectories\x18\x02 \x03(\x0b\x32\x13.rose.v1.Trajectory*V\n\x06\x46inish\x12\x16\n\x12\x46INISH_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x46INISH_STOP\x10\x01\x12\x11\n\rFINISH_LENGTH\x10\x02\x12\x10\n\x0c\x46INISH_ABORT\x10\x03*M\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\x11\n\rPURPOSE_TRAIN\x10\x01\x12\x16\n\x12PURPOSE_EVALUATION\x10\x02*\x85\x01\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMPLETED\x10\x01\x12\x15\n\x11OUTCOME_TRUNCATED\x10\x02\x12\x1e\n\x1aOUTCOME_ENVIRONMENT_FAILED\x10\x03\x12\x13\n\x0fOUTCOME_ABORTED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rose.proto.v1.records_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISH']._serialized_start=845
-  _globals['_FINISH']._serialized_end=931
-  _globals['_PURPOSE']._serialized_start=933
-  _globals['_PURPOSE']._serialized_end=1010
-  _globals['_OUTCOME']._serialized_start=1013
-  _globals['_OUTCOME']._serialized_end=1146
+  _globals['_FINISH']._serialized_start=864
+  _globals['_FINISH']._serialized_end=950
+  _globals['_PURPOSE']._serialized_start=952
+  _globals['_PURPOSE']._serialized_end=1029
+  _globals['_OUTCOME']._serialized_start=1032
+  _globals['_OUTCOME']._serialized_end=1165
   _globals['_VERSIONSPAN']._serialized_start=40
   _globals['_VERSIONSPAN']._serialized_end=98
   _globals['_REQUESTPART']._serialized_start=100
@@ -48,7 +48,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEGMENT']._serialized_start=418
   _globals['_SEGMENT']._serialized_end=521
   _globals['_TRAJECTORY']._serialized_start=524
-  _globals['_TRAJECTORY']._serialized_end=773
-  _globals['_GROUP']._serialized_start=775
-  _globals['_GROUP']._serialized_end=843
+  _globals['_TRAJECTORY']._serialized_end=792
+  _globals['_GROUP']._serialized_start=794
+  _globals['_GROUP']._serialized_end=862
 # @@protoc_insertion_point(module_scope)

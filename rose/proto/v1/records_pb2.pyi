@@ -100,7 +100,7 @@ class Segment(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., outputs: _Optional[_Iterable[_Union[OutputRange, _Mapping]]] = ..., logprobs: _Optional[_Iterable[float]] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Trajectory(_message.Message):
-    __slots__ = ("trajectory_id", "group_id", "task_seed", "purpose", "turns", "reward", "success", "outcome", "malformed_actions", "failure")
+    __slots__ = ("trajectory_id", "group_id", "task_seed", "purpose", "turns", "reward", "success", "outcome", "malformed_actions", "failure", "failed_at")
     TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_SEED_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +111,7 @@ class Trajectory(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MALFORMED_ACTIONS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_AT_FIELD_NUMBER: _ClassVar[int]
     trajectory_id: str
     group_id: str
     task_seed: int
@@ -121,7 +122,8 @@ class Trajectory(_message.Message):
     outcome: Outcome
     malformed_actions: int
     failure: str
-    def __init__(self, trajectory_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_seed: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., malformed_actions: _Optional[int] = ..., failure: _Optional[str] = ...) -> None: ...
+    failed_at: str
+    def __init__(self, trajectory_id: _Optional[str] = ..., group_id: _Optional[str] = ..., task_seed: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., turns: _Optional[_Iterable[_Union[Turn, _Mapping]]] = ..., reward: _Optional[float] = ..., success: _Optional[bool] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., malformed_actions: _Optional[int] = ..., failure: _Optional[str] = ..., failed_at: _Optional[str] = ...) -> None: ...
 
 class Group(_message.Message):
     __slots__ = ("group_id", "trajectories")
