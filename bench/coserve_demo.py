@@ -11,6 +11,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 from bench.child import timed
 from bench.cpu_watch import CpuWatch, used
@@ -52,6 +53,7 @@ def measure(arguments: Namespace, index: int) -> Run:
         steps = range(WARM_STEPS + 1, min(len(report.steps), len(bare.steps)) + 1)
         ours, theirs = goodput(report, steps), goodput(bare, steps)
         figures |= {"goodput_with": ours, "goodput_without": theirs, "goodput_ratio": ours / theirs}
+        figures |= {**step_parts("with", report, steps), **step_parts("without", bare, steps)}
     return figures
 
 
@@ -129,6 +131,15 @@ def goodput(report: RunReport, steps: range) -> float:
     if not tokens or not took_s:
         raise BenchFailed(f"no goodput of steps {steps.start} to {steps.stop - 1}", expected="steps that trained")
     return tokens / took_s
+
+
+def step_parts(side: str, report: RunReport, steps: range) -> Run:
+    """What one of these steps spent on sampling and on training, in seconds: the medians."""
+    chosen = [step for step in report.steps if step.step in steps]
+    return {
+        f"rollout_s_{side}": median(step.rollout_s or 0.0 for step in chosen),
+        f"train_s_{side}": median(step.train_s or 0.0 for step in chosen),
+    }
 
 
 BENCH = Bench(
