@@ -39,7 +39,7 @@ TOKEN_IDS = "5:384"
 class GuestPlan:
     """The guest beside the serving engine; the job says what else it is."""
 
-    max_num_seqs: int = 128
+    max_num_seqs: int = 96
     kv_cache_gib: float = 0.5
     restarts_max: int = 10
 
