@@ -38,6 +38,8 @@ def run(arguments: Namespace, bench: Bench, command: str) -> BenchResult:
     for index in range(arguments.runs):
         print(f"{bench.name}: run {index + 1} of {arguments.runs} ...", file=sys.stderr, flush=True)
         runs.append(bench.measure(arguments, index))
+        found = ", ".join(f"{name} {runs[-1][name]:.4g}" for name in bench.headline if runs[-1].get(name) is not None)
+        print(f"  {found}", file=sys.stderr, flush=True)
     return BenchResult(
         bench=bench.name,
         command=command,

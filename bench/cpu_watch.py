@@ -58,8 +58,11 @@ class CpuWatch:
     """A thread that reads while its body runs; for the processes that the calling process starts."""
 
     readings: list[Reading] = field(default_factory=list)
+    _known_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    _used_s: dict[str, float] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+    _error: Exception | None = None
 
     def __enter__(self) -> CpuWatch:
         self._thread = threading.Thread(target=self._watch, name="cpu watch", daemon=True)
@@ -72,16 +75,23 @@ class CpuWatch:
         self._ended.set()
         assert self._thread is not None
         self._thread.join()
+        if kind is None and self._error is not None:
+            raise self._error
 
     def _watch(self) -> None:
-        seen: dict[tuple[int, int], tuple[str, float]] = {}
-        while not self._ended.wait(EVERY_S):
-            for process, part in parts(list(processes()), os.getpid()):
-                seen[process.pid, process.life] = part, process.cpu_s
-            used: Counter[str] = Counter()
-            for part, cpu_s in seen.values():
-                used[part] += cpu_s  # type: ignore[assignment]
-            self.readings.append(Reading(time.time(), used))
+        try:
+            while not self._ended.wait(EVERY_S):
+                self._read(list(processes()), time.time())
+        except Exception as error:  # noqa: BLE001 - told where the body ends
+            self._error = error
+
+    def _read(self, running: Sequence[Process], at_s: float) -> None:
+        # What a process uses counts for the part that it plays by then: it may have had another name before.
+        for process, part in parts(running, os.getpid()):
+            known_s = self._known_s.get((process.pid, process.life), 0.0)
+            self._used_s[part] = self._used_s.get(part, 0.0) + process.cpu_s - known_s
+            self._known_s[process.pid, process.life] = process.cpu_s
+        self.readings.append(Reading(at_s, dict(self._used_s)))
 
 
 def processes() -> Iterable[Process]:
@@ -94,6 +104,8 @@ def processes() -> Iterable[Process]:
             command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
+        if not command:
+            continue  # it has ended, and waits for its parent
         cpu_s = (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
         yield Process(int(folder.name), int(stat[1]), int(stat[19]), cpu_s, command)
 

@@ -49,7 +49,8 @@ class Gate(grpc.aio.ServerInterceptor):
 
     def __init__(self, token: str) -> None:
         self._expected = f"Bearer {token}".encode()
-        self._closed: Any = grpc.unary_unary_rpc_method_handler(_refuse)
+        # As if for a stream of requests: it refuses without waiting for the first.
+        self._closed: Any = grpc.stream_stream_rpc_method_handler(_refuse)
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         shown = next((value for key, value in details.invocation_metadata if key == HEADER), "")
@@ -57,5 +58,5 @@ class Gate(grpc.aio.ServerInterceptor):
         return await continuation(details) if hmac.compare_digest(given, self._expected) else self._closed
 
 
-async def _refuse(_request: bytes, context: Any) -> None:
+async def _refuse(_requests: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is missing or wrong")

@@ -199,7 +199,7 @@ class Recorder:
         return RunReport(
             run_id=self.run.run_id,
             name=self.job.run.name,
-            started_at=self._started_at.isoformat(timespec="seconds"),
+            started_at=self._started_at.isoformat(timespec="milliseconds"),
             wall_s=self.elapsed_s(),
             outcome=outcome,
             cause=cause,

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import AsyncIterator, Set
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from rose.errors import EngineError
@@ -92,16 +92,18 @@ class TurnSampler:
         Raises EngineError if an engine refuses the request, or the run's own lost the turn `attempts_max` times;
         SchedulerError if a lease is refused, DeadlineExceeded if there is none in time.
         """
-        turn, left, own_losses = SampledTurn([], [], [], []), set[str](), 0
+        turn, left, own_losses = SampledTurn([], [], [], []), list[str](), 0
         for attempt in itertools.count():
             request_id = f"{asked.trajectory_id}.{asked.number}.{attempt}"
             prompt = [*token_ids, *turn.output_ids]
             asked_s = time.monotonic()
-            async with self._place(replace(asked, context_tokens=len(prompt)), left) as (engine, lease):
+            place = self._place(replace(asked, context_tokens=len(prompt), avoid=tuple(left)))
+            async with place as (engine, lease):
                 leased_s = time.monotonic()
                 self._books.start_request(request_id, asked.trajectory_id, engine)
                 part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids))
-            left.add(engine.incarnation)
+            if lease.counts_address:
+                left.append(engine.incarnation)
             turn.extend(engine.engine_id, request_id, part)
             turn.finish = self._finish(turn, part.finish)
             log.info(
@@ -127,22 +129,18 @@ class TurnSampler:
         )
 
     @asynccontextmanager
-    async def _place(self, asked: Turn, left: Set[str]) -> AsyncIterator[tuple[TurnEngine, Lease]]:
-        """A lease, and the engine behind it: not one that is known to be lost, nor a lent incarnation among `left`.
-
-        Leases on such are kept meanwhile: the scheduler, which does not know, would give the same place again.
-        """
+    async def _place(self, asked: Turn) -> AsyncIterator[tuple[TurnEngine, Lease]]:
+        """A lease, and the engine behind it: not one that is known here to be lost, which the scheduler then avoids."""
         until_s = time.monotonic() + self.settings.lease_wait_s
-        async with AsyncExitStack() as leases:
-            while True:
-                left_s = max(_MOMENT_S, until_s - time.monotonic())
-                leasing = self._scheduler.lease(asked, wait_s=left_s, hold_s=self.settings.lease_hold_s)
-                lease = await leases.enter_async_context(leasing)
+        while True:
+            left_s = max(_MOMENT_S, until_s - time.monotonic())
+            async with self._scheduler.lease(asked, wait_s=left_s, hold_s=self.settings.lease_hold_s) as lease:
                 engine = await self._engines.behind(lease)
-                if not engine.lost and not (lease.counts_address and engine.incarnation in left):
+                if not engine.lost:
                     yield engine, lease
                     return
                 lease.outcome = LeaseOutcome.FAILED
+            asked = replace(asked, avoid=(*asked.avoid, engine.incarnation))
 
     async def _attempt(
         self, engine: TurnEngine, lease: Lease, request_id: str, prompt: list[int], kept_tokens: int

@@ -35,6 +35,7 @@ _CHANNEL_OPTIONS = (
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "give it the token of the scheduler's file",
     grpc.StatusCode.UNIMPLEMENTED: "check that this is the address of a scheduler, of this version",
+    grpc.StatusCode.INVALID_ARGUMENT: "check that scheduler and client are of one version",
 }
 
 
@@ -102,7 +103,7 @@ class Calls:
 
     def late(self, what: str, timeout_s: float, why: str) -> DeadlineExceeded:
         """The error for a deadline that is over."""
-        return DeadlineExceeded(f"{self.whom}: not {what} after {timeout_s:g} s: {why}", boundary="scheduler")
+        return DeadlineExceeded(f"{self.whom}: not {what} after {timeout_s:.3g} s: {why}", boundary="scheduler")
 
     async def close(self) -> None:
         """End every call that is under way with SchedulerError; further ones are ContractErrors."""

@@ -27,7 +27,7 @@ from rose.proto.v1 import scheduler_pb2 as wire
 from rose.waits import WaitBoard
 from rose_scheduler.calls import GRACE_S, Calls
 from rose_scheduler.events import EngineOffered, LeaseOutcome, Reason, Standing
-from rose_scheduler.wire import KINDS, OUTCOMES, REASONS, STANDINGS, member_of
+from rose_scheduler.wire import AVOIDED_MAX, KINDS, OUTCOMES, REASONS, STANDINGS, member_of
 
 log = logger("scheduler client")
 
@@ -46,13 +46,17 @@ class NotTaken(SchedulerError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a lease is asked for. `context_tokens` are those that the engine is to read before it samples."""
+    """What a lease is asked for. `context_tokens` are those that the engine is to read before it samples.
+
+    `avoid`: incarnations on which it is not to be placed; of many the newest `AVOIDED_MAX` count.
+    """
 
     trajectory_id: str
     group_id: str
     number: int
     context_tokens: int
     min_version: int = 0
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -265,6 +269,7 @@ def _question(lease_id: str, turn: Turn, hold_s: float, left_s: float) -> Any:
         min_version=turn.min_version,
         wait_ms=left_s * 1000,
         hold_ms=hold_s * 1000,
+        avoid=turn.avoid[-AVOIDED_MAX:],
     )
 
 

@@ -49,22 +49,22 @@ class Desk:
     def __init__(self, core: Placement, waits: WaitBoard, metrics: SchedulerMetrics) -> None:
         self.core = core
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.closed = asyncio.Event()
         self._waits = waits
         self._metrics = metrics
         self._askers: dict[str, asyncio.Future[Answer]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._closing = False
 
     def close(self) -> None:
         """Tell all who wait to ask again later, whoever is there then."""
-        self._closing = True
         self._ring_no_more()
         for lease_id in self._askers:
             self._answer(self._closed(lease_id))
+        self.closed.set()
 
     async def ask(self, event: LeaseAsked) -> Answer:
         """The answer, as soon as there is one: at the latest at the deadline."""
-        if self._closing:
+        if self.closed.is_set():
             return self._closed(event.lease_id)
         asked_s = time.monotonic()
         answer = self._join(event)

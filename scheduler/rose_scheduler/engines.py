@@ -1,7 +1,7 @@
 """The engines that are offered: their health, and which has room. Pure.
 
 Invariants
-- `best` gives only an engine that is healthy, has room, and runs the version that was asked for.
+- `best` gives only an engine that is healthy, has room, runs the version that was asked for, and is not to be avoided.
 - An engine id has one live incarnation and an address one live engine: the newer offer ends the older one, and
   what was ended so or by its own word never comes back. Only the id of an engine of the run's own is not for one that
   is lent, whatever its executor calls itself.
@@ -25,7 +25,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from rose_scheduler.deadlines import Deadlines
-from rose_scheduler.events import EngineAnswered, EngineBeat, EngineGone, EngineKind, EngineOffered, Health, Standing
+from rose_scheduler.events import (
+    EngineAnswered,
+    EngineBeat,
+    EngineGone,
+    EngineKind,
+    EngineOffered,
+    Health,
+    LeaseAsked,
+    Standing,
+)
 from rose_scheduler.limits import Limits
 
 _Rank = tuple[bool, float, float, str]
@@ -58,9 +67,9 @@ class Engine:
     def has_room(self) -> bool:
         return self.health is Health.HEALTHY and len(self.leases) < self.slots
 
-    def can_take(self, min_version: int) -> bool:
-        """Whether a lease that asks for this version may be placed here."""
-        return self.has_room and self.weight_version >= min_version
+    def can_take(self, asked: LeaseAsked) -> bool:
+        """Whether a lease that is asked for so may be placed here."""
+        return self.has_room and self.weight_version >= asked.min_version and self.incarnation not in asked.avoid
 
     @property
     def rank(self) -> _Rank:
@@ -100,13 +109,10 @@ class Engines:
         engine = self._engines.get(engine_id)
         return engine if engine is not None and engine.incarnation == incarnation else None
 
-    def best(self, min_version: int) -> Engine | None:
-        """The first in rank that has room and runs at least `min_version`; None if there is none."""
-        for *_, engine_id in self._order:
-            engine = self._engines[engine_id]
-            if engine.weight_version >= min_version:
-                return engine
-        return None
+    def best(self, asked: LeaseAsked) -> Engine | None:
+        """The first in rank that can take what is asked for; None if there is none."""
+        ranked = (self._engines[engine_id] for *_, engine_id in self._order)
+        return next((engine for engine in ranked if engine.can_take(asked)), None)
 
     def offer(self, event: EngineOffered, now: float) -> tuple[EngineAnswered, list[Engine]]:
         """Take an offer: the answer, and the engines that it ended. The same offer again changes nothing."""

@@ -118,7 +118,7 @@ class LeaseAsked:
     """A turn wants an engine of at least `min_version`, before `deadline_s`, for at most `hold_s` seconds.
 
     `token` is what the holder will show to the engine; whoever makes the event draws it. Asked again with the same
-    `lease_id`, the answer is the same.
+    `lease_id`, the answer is the same. `avoid` are incarnations of engines on which it is not to be placed.
     """
 
     lease_id: str
@@ -130,6 +130,7 @@ class LeaseAsked:
     deadline_s: float
     hold_s: float
     token: str = field(repr=False)
+    avoid: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

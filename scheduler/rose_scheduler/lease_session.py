@@ -1,10 +1,10 @@
 """One client's stream of lease calls, on the scheduler's side.
 
 Invariants
-- Every call that was read is answered once, unless the stream ends first.
+- Every call that was read is answered once, unless the client breaks the stream off.
 - When it ends, however it does, what is still asked for is given up; what is held stays held.
-- What is kept for one client is bounded: its questions by the core's line, its answers by `_ANSWERS_MAX`, since
-  nothing more is read from a client that does not read.
+- What is kept for one client is bounded: its questions by the core's line, its answers by `_ANSWERS_MAX`, beside those
+  to its last message and to its questions, since nothing more is read from a client that does not read.
 - What nobody can have meant ends the stream of whoever said it, and nothing else.
 """
 
@@ -37,18 +37,29 @@ class LeaseSession:
         self._answers: list[Any] = []
         self._to_send = asyncio.Event()
         self._sent = asyncio.Event()
+        self._over = False
 
     async def serve(self, messages: AsyncIterator[Any]) -> str:
-        """Until the client says no more, which is "", or what no answer can be given to: then what that is.
+        """Until the client says no more or the desk closes, which is "", or what no answer can be given to.
 
-        Raises an exception group of what the core or `write` raised, if one does.
+        Raises what the core or `write` raised, if one does.
         """
-        async with asyncio.TaskGroup() as group:
-            sending = group.create_task(self._send(), name="lease answers")
-            trouble = await self._read(messages, group)
-            sending.cancel()
-            for question in self._open.values():
-                question.cancel()
+        await self._write(wire.LeaseAnswers())  # a greeting: from now on the client may speak
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._send(), name="lease answers")
+                reading = group.create_task(self._read(messages, group), name="lease calls")
+                closing = group.create_task(self._desk.closed.wait(), name="the desk closes")
+                await asyncio.wait((reading, closing), return_when=asyncio.FIRST_COMPLETED)
+                trouble = reading.result() if reading.done() else ""
+                for task in (reading, closing, *self._open.values()):
+                    task.cancel()
+                while self._open:
+                    await asyncio.sleep(0)
+                self._over = True
+                self._to_send.set()
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
         return trouble
 
     async def _read(self, messages: AsyncIterator[Any], group: asyncio.TaskGroup) -> str:
@@ -104,7 +115,7 @@ class LeaseSession:
         self._to_send.set()
 
     async def _send(self) -> None:
-        while True:
+        while not self._over or self._answers:
             await self._to_send.wait()
             self._to_send.clear()
             while self._answers:

@@ -3,7 +3,10 @@
 Invariants
 - Calls go out in the order in which they were made; what is called while a message is written goes out in the next.
 - A call is answered, or fails with the stream that carried it, as a call of its own would: with an AioRpcError.
-- A question that nobody waits for any more is given up. If it is granted all the same, the lease is ended at once.
+- Nothing is written before the service has greeted: it refuses in words only who has not begun to speak.
+- A question that nobody waits for any more is given up. If it is granted all the same, the lease is ended, unless the
+  stream breaks before; then it ends with its term.
+- What waits to be written is bounded: a stream on which nothing moves for so long is ended.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from rose.proto.v1 import scheduler_pb2 as wire
 _MESSAGE_BYTES = 1 << 15
 """Half of what the service takes in one message."""
 _CALL_BYTES_MAX = 1 << 14
+_UNWRITTEN_MAX = 8192
 
 
 class LeaseStream:
@@ -32,6 +36,7 @@ class LeaseStream:
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._given_up: dict[int, str] = {}
         self._to_say: list[Any] = []
+        self._greeted = asyncio.Event()
         self._wake = asyncio.Event()
         self._writing = asyncio.create_task(self._write(), name="lease calls")
         self._reading = asyncio.create_task(self._read(), name="lease answers")
@@ -79,10 +84,13 @@ class LeaseStream:
     def _put(self, message: Any) -> None:
         self._to_say.append(message)
         self._wake.set()
+        if len(self._to_say) > _UNWRITTEN_MAX:
+            self._call.cancel()
 
     async def _write(self) -> None:
         # A stream that is over refuses what is written to it; why, the reader hears.
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._greeted.wait()
             while True:
                 await self._wake.wait()
                 self._wake.clear()
@@ -103,10 +111,9 @@ class LeaseStream:
         code, why = grpc.StatusCode.UNAVAILABLE, "its stream ended"
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._greeted.set()
                 for answer in message.answers:
                     self._hear(answer)
-            if await self._call.code() is not grpc.StatusCode.OK:
-                code, why = await self._call.code(), await self._call.details()
         except grpc.aio.AioRpcError as error:
             code, why = error.code(), error.details() or str(error.code())
         finally:
@@ -137,7 +144,8 @@ class LeaseStream:
 async def _in_time(answer: asyncio.Future[Any], timeout_s: float) -> Any:
     try:
         async with asyncio.timeout(timeout_s):
-            return await answer
+            # Behind a shield, since whoever gives up must see what comes in between.
+            return await asyncio.shield(answer)
     except TimeoutError as error:
         raise _failed(grpc.StatusCode.DEADLINE_EXCEEDED, "no answer") from error
 

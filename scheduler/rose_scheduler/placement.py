@@ -130,23 +130,23 @@ class Placement:
             what = f"trajectory {event.trajectory_id} is of group {known.group.group_id}"
             yield Refuse(event.lease_id, Reason.CONFLICT, what)
             return
-        engine = self._pick(known, event.min_version)
+        engine = self._pick(known, event)
         if engine is not None:
             yield self._grant(self._open(event, now), engine, now)
         elif event.deadline_s <= now:
             self.leases.remember(event, Lapse.NOT_PLACED)
-            what = f"it did not wait for {missing(self.engines, event.min_version)}"
+            what = f"it did not wait for {missing(self.engines, event)}"
             yield Expire(event.lease_id, event.trajectory_id, Lapse.NOT_PLACED, what)
         else:
             yield from self._wait(event, now)
 
-    def _pick(self, trajectory: Trajectory | None, min_version: int) -> Engine | None:
+    def _pick(self, trajectory: Trajectory | None, asked: LeaseAsked) -> Engine | None:
         prefix = None if trajectory is None else trajectory.prefix
         if prefix is not None:
             engine = self.engines.live(prefix.engine_id, prefix.incarnation)
-            if engine is not None and _holds(engine, prefix) and engine.can_take(min_version):
+            if engine is not None and _holds(engine, prefix) and engine.can_take(asked):
                 return engine
-        return self.engines.best(min_version)
+        return self.engines.best(asked)
 
     def _open(self, event: LeaseAsked, now: float) -> Lease:
         trajectory = self.trajectories.open(event.trajectory_id, event.group_id, event.lease_id)
@@ -166,7 +166,7 @@ class Placement:
         lease = self._open(event, now)
         self.leases.wait(lease)
         urgent_s = (now + event.deadline_s) / 2
-        self.line.add(event.lease_id, event.group_id, lease.trajectory.group.rank, event.min_version, urgent_s)
+        self.line.add(event, lease.trajectory.group.rank, urgent_s)
 
     def _full(self, lease_id: str) -> Refuse:
         what = f"{self.limits.waiting} leases wait already"
@@ -198,7 +198,7 @@ class Placement:
 
     def _fill(self, engine: Engine, now: float) -> Iterator[Grant]:
         """Give an engine that has gained room what waits for it."""
-        while engine.has_room and (lease_id := self.line.first(engine.weight_version)) is not None:
+        while engine.has_room and (lease_id := self.line.first(engine)) is not None:
             lease = self.leases.find(lease_id)
             assert lease is not None
             self.line.drop(lease_id)

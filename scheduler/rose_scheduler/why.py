@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from rose_scheduler.engines import Engine, Engines
-from rose_scheduler.events import Health
+from rose_scheduler.events import Health, LeaseAsked
 from rose_scheduler.leases import Lease
 from rose_scheduler.trajectories import Happened, Trajectory
 from rose_scheduler.waiting import WaitingLine
@@ -47,7 +47,7 @@ def explain(trajectory: Trajectory, lease: Lease | None, engines: Engines, line:
         waits_for = f"the end of turn {lease.asked.turn} on {lease.grant.engine_id}"
     elif lease is not None:
         stand, since_s, left_s = Stand.WAITING, lease.asked_s, lease.asked.deadline_s - now
-        waits_for = missing(engines, lease.asked.min_version)
+        waits_for = missing(engines, lease.asked)
         if lease.asked.lease_id in line:
             waits_for += f"; {line.ahead(lease.asked.lease_id)} ahead of it in line"
     if lease is not None:
@@ -65,23 +65,25 @@ def explain(trajectory: Trajectory, lease: Lease | None, engines: Engines, line:
     )
 
 
-def missing(engines: Engines, min_version: int) -> str:
+def missing(engines: Engines, asked: LeaseAsked) -> str:
     """What stands between a lease and every engine, in words: `an engine: 3 of version 7 or newer are full`."""
     if not len(engines):
         return "an engine: none is offered"
     counts: dict[str, int] = {}
     for engine in engines:
-        obstacle = _obstacle(engine, min_version)
+        obstacle = _obstacle(engine, asked)
         counts[obstacle] = counts.get(obstacle, 0) + 1
     said = ", ".join(f"{number} {obstacle}" for obstacle, number in sorted(counts.items()))
-    return f"an engine of version {min_version} or newer with room: {said}"
+    return f"an engine of version {asked.min_version} or newer with room: {said}"
 
 
-def _obstacle(engine: Engine, min_version: int) -> str:
+def _obstacle(engine: Engine, asked: LeaseAsked) -> str:
     if engine.health is not Health.HEALTHY:
         return str(engine.health)
-    if engine.weight_version < min_version:
+    if engine.weight_version < asked.min_version:
         return f"at version {engine.weight_version}"
+    if engine.incarnation in asked.avoid:
+        return "that this turn was lost on"
     if not engine.slots:
         return "closed"
     return "full" if len(engine.leases) >= engine.slots else "with room"

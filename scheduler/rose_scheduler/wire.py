@@ -7,7 +7,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -35,6 +35,7 @@ TEXT_CHARS_MAX = 256
 WAIT_MS_MAX = 86_400_000.0
 REQUESTS_MAX = 65_536
 TOKENS_MAX = 2**31
+AVOIDED_MAX = 16
 
 KINDS: Mapping[EngineKind, wire.EngineKind] = {
     EngineKind.DEDICATED: wire.ENGINE_KIND_DEDICATED,
@@ -121,6 +122,7 @@ def asked(message: Any, now: float, token: str) -> LeaseAsked:
         now + _number("wait_ms", message.wait_ms, 0.0, WAIT_MS_MAX) / 1000,
         _number("hold_ms", message.hold_ms, 1.0, WAIT_MS_MAX) / 1000,
         token,
+        _avoided(message.avoid),
     )
 
 
@@ -174,6 +176,12 @@ def why_reply(why: Why | None) -> Any:
             for one in why.history
         ],
     )
+
+
+def _avoided(incarnations: Sequence[str]) -> tuple[str, ...]:
+    if len(incarnations) > AVOIDED_MAX:
+        raise Malformed(f"avoid holds {len(incarnations)} incarnations, not {AVOIDED_MAX} at most")
+    return tuple(_text("avoid", one) for one in incarnations)
 
 
 def _text(field: str, text: str) -> str:

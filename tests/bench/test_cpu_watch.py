@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -60,6 +61,16 @@ def test_every_process_has_its_part() -> None:
         17: "load client",
         18: "dashboard",
     }
+
+
+def test_what_a_process_uses_counts_for_the_part_that_it_plays_by_then() -> None:
+    watch, me = CpuWatch(), os.getpid()
+    bench = Process(me, 0, 0, 0.0, "bench")
+    watch._read([bench, Process(2, me, 0, 1.0, "ray::IDLE")], 1.0)
+    watch._read([bench, Process(2, me, 0, 1.5, "ray::_Host")], 2.0)
+    watch._read([bench], 3.0)
+    watch._read([bench, Process(2, me, 9, 0.25, "ray::_Host")], 4.0)
+    assert watch.readings[-1].used_s == {"Ray itself": 1.0, "actor and reference": 0.75}
 
 
 def test_what_was_used_counts_as_far_as_a_span_covers_it() -> None:

@@ -68,6 +68,7 @@ class Story:
         wait_s: float = 10.0,
         hold_s: float = 60.0,
         turn: int = 1,
+        avoid: tuple[str, ...] = (),
     ) -> tuple[PlacementAction, ...]:
         return self.feed(
             LeaseAsked(
@@ -80,6 +81,7 @@ class Story:
                 self.now + wait_s,
                 hold_s,
                 f"token {lease}",
+                avoid,
             )
         )
 

@@ -209,6 +209,7 @@ class PlacementWorld:
             self.now + wait_s,
             hold_s,
             f"token {self._drawn}",
+            tuple(book.offered.incarnation for book in self.engines.values() if self.random.random() < 0.1),
         )
         self._send_ask(event)
 
@@ -320,6 +321,7 @@ class PlacementWorld:
         must(book is not None and book.offered.incarnation == grant.incarnation, f"{grant} on a dead engine")
         assert book is not None
         must(book.healthy(self.now), f"{grant} on an engine that does not beat")
+        must(grant.incarnation not in asked.avoid, f"{grant} on what it avoids")
         must(book.version >= asked.min_version, f"{grant} on version {book.version}, not {asked.min_version}")
         must(book.room(self.now) > 0, f"{grant} on an engine with {len(book.held)} leases and {book.slots} slots")
         must((grant.address, grant.weight_version) == (book.offered.address, book.version), f"{grant} is not {book}")
@@ -386,6 +388,7 @@ class PlacementWorld:
         for asked in self.waiting.values():
             for book in self.engines.values():
                 fits = book.room(self.now) > 0 and book.version >= asked.min_version
+                fits = fits and book.offered.incarnation not in asked.avoid
                 must(not fits, f"{asked.lease_id} waits, and {book.offered.engine_id} has room for it")
 
     def _version(self) -> int:

@@ -154,6 +154,10 @@ class SchedulerProcess:
         async with asyncio.timeout(LONG_S):
             return await self._process.wait()
 
+    def signal(self, signum: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(signum)
+
     def log(self) -> str:
         return "".join(path.read_text() for path in sorted(self.folder.glob("runs/*/log.jsonl")))
 

@@ -145,6 +145,28 @@ def test_a_lease_that_no_engine_can_take_holds_up_none_behind_it() -> None:
     assert only(Grant, story.end("running")).lease_id == "behind"
 
 
+def test_a_lease_gets_no_incarnation_that_it_avoids_and_holds_up_none_behind_it() -> None:
+    story = Story()
+    story.offer("lent", "bad", most=8, kind="lent")
+    story.beat("lent", "bad")
+    assert granted_to(story.ask("a", "t")) == "lent"
+    story.end("a")
+    assert story.ask("b", "t", turn=2, avoid=("bad",)) == ()
+    why = story.core.why("b", story.now)
+    assert why is not None
+    assert "1 that this turn was lost on" in why.waits_for
+    assert granted_to(story.ask("c")) == "lent"
+    assert all_of(Grant, story.beat("lent", "bad")) == []
+    story.join("own", most=1)
+    grant = story.core.leases.find("b").grant  # type: ignore[union-attr]
+    assert grant is not None
+    assert (grant.engine_id, grant.affine) == ("own", False)
+    # Its next incarnation is another engine.
+    story.ask("d", "u", avoid=("bad",))
+    story.offer("lent", "good", most=8, kind="lent")
+    assert granted_to(story.beat("lent", "good")) == "lent"
+
+
 def test_open_groups_finish_before_new_ones_start() -> None:
     story = Story()
     story.join(most=1)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from rose import toml
 from rose.access import read_token
 from rose.cli.app import app
-from rose.errors import ConfigError
+from rose.errors import ConfigError, DeadlineExceeded
 from rose.runs import list_runs
 from rose.status import read_status
 from rose.waits import WaitBoard
@@ -73,6 +73,26 @@ def test_clients_and_engines_outlast_a_scheduler_that_is_killed(short_path: Path
         assert sum(line["event"] == "lease granted" for line in lines) == 8
         verdicts = [line["verdict"] for line in lines if line["event"] == "lease ended"]
         assert (verdicts.count("unknown"), verdicts.count("ended")) == (2, 6)
+
+    with_process(short_path, body)
+
+
+def test_one_that_stands_still_is_told_at_the_deadline_and_loses_no_place(short_path: Path) -> None:
+    async def body(process: SchedulerProcess, client: SchedulerClient) -> None:
+        engine = asyncio.create_task(client.keep_offered(offered(most=2), state, every_s=0.05))
+        async with client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S):
+            process.signal(signal.SIGSTOP)
+            with pytest.raises(DeadlineExceeded, match=r"not a lease after 0\.1 s"):
+                async with client.lease(turn(1), wait_s=0.1, hold_s=LONG_S):
+                    pass
+            process.signal(signal.SIGCONT)
+        async with client.lease(turn(2), wait_s=LONG_S, hold_s=LONG_S):
+            pass
+        # What it granted to nobody when it went on is given back.
+        async with asyncio.timeout(LONG_S):
+            while (await client.status()).held:
+                await asyncio.sleep(0.01)
+        engine.cancel()
 
     with_process(short_path, body)
 

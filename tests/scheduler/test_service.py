@@ -93,6 +93,11 @@ def test_nobody_is_heard_without_the_token() -> None:
                         wire.RegisterEngineRequest(**OFFER), timeout=LONG_S, metadata=metadata
                     )
                 assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+                silent = here.stub.Leases(metadata=metadata)  # and need not even be asked what it wants
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    async with asyncio.timeout(LONG_S):
+                        await silent.read()
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
             assert len(here.desk.core.engines) == 0
             async with SchedulerClient(here.address, token="f" * 32, waits=here.waits) as stranger:
                 with pytest.raises(SchedulerError, match="token is missing or wrong"):
@@ -117,6 +122,8 @@ MALFORMED = [
         {"hold_ms": 0.0},
         {"hold_ms": 1e12},
         {"min_version": 2**64 - 1},
+        {"avoid": ["a"] * 17},
+        {"avoid": ["a", ""]},
     )
 ]
 MALFORMED += [
@@ -162,7 +169,18 @@ def test_what_is_malformed_is_refused_by_name_and_changes_nothing() -> None:
 def test_bytes_that_are_no_message_end_their_call_and_nothing_else() -> None:
     async def check() -> None:
         async with site() as here:
-            for method in ("Leases", "Beat", "Why", "Nonsense"):
+            for sent in (
+                b"\xff" * 64,
+                b"\x0a\xff\xff\xff\xff\x0f",
+                b"\x0a\x02\x0a\x7f",
+                b"\x0a" * (MESSAGE_BYTES_MAX + 1),
+            ):
+                stream = here.channel.stream_stream("/rose.v1.Scheduler/Leases")(metadata=credentials(TOKEN))
+                assert await stream.read() == b""  # the greeting
+                await stream.write(sent)
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await stream.read()
+            for method in ("Beat", "Why", "Nonsense"):
                 for sent in (b"\xff" * 64, b"\x0a\xff\xff\xff\xff\x0f"):
                     call = here.channel.unary_unary(f"/rose.v1.Scheduler/{method}")
                     with pytest.raises(grpc.aio.AioRpcError):

@@ -38,6 +38,7 @@ def _reached(world: CoservingWorld) -> dict[str, int]:
     return {
         "tokens of the guest": world.guest_tokens,
         "resumed turns": sum(player.resumed for player in world.training.players),
+        "turns that avoided where they were lost": sum(player.avoided for player in world.training.players),
         "serving's requests": world.serving.served,
         "second lives of the scheduler": world.host.lives - 1,
         "leases over by themselves": world.host.lapsed,

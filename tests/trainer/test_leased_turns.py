@@ -84,6 +84,21 @@ def test_a_lent_engine_that_dies_at_a_token_loses_the_turn_to_another_which_goes
     assert books.trusted() == ()
 
 
+def test_a_turn_that_was_lost_takes_no_further_place_where_it_was_lost(books: Books) -> None:
+    async def body(made: Fleet) -> None:
+        guest = await made.lend("guest", Still((5, 6), generated=2), most=8)
+        sampling = asyncio.create_task(made.sample())
+        await until(lambda: len(made.here.desk.core.line) == 1)
+        guest.page.counts["t.0.0"] = RequestCount(2, 0, 0, True)
+        assert {engine.engine_id: len(engine.leases) for engine in made.here.desk.core.engines} == {"guest": 0}
+        await made.lend("other", Answer((7, END)))
+        assert (await sampling).output_ids == [5, 6, 7, END]
+        assert made.here.sample("leases_granted_total", kind="lent", affine="false") == 2
+
+    on_fleet(books, body)
+    accounts(books, trained=4)
+
+
 def test_no_turn_waits_for_a_dead_engine_that_the_scheduler_still_offers(books: Books) -> None:
     async def body(made: Fleet) -> None:
         await made.lend("guest", Lost((), generated=0), most=8)

@@ -24,23 +24,23 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drose/proto/v1/scheduler.proto\x12\x07rose.v1\"\xb9\x01\n\x15RegisterEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.rose.v1.EngineKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x14\n\x0cmax_requests\x18\x05 \x01(\r\x12\x16\n\x0eweight_version\x18\x06 \x01(\x04\x12\x16\n\x0e\x63ounts_address\x18\x07 \x01(\t\"{\n\x0b\x42\x65\x61tRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x04\x12\x12\n\nslots_open\x18\x04 \x01(\r\x12\x18\n\x10kv_used_fraction\x18\x05 \x01(\x01\"L\n\x15WithdrawEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"F\n\x0b\x45ngineReply\x12)\n\x08standing\x18\x01 \x01(\x0e\x32\x17.rose.v1.EngineStanding\x12\x0c\n\x04what\x18\x02 \x01(\t\"/\n\nLeaseCalls\x12!\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x12.rose.v1.LeaseCall\"\x9f\x01\n\tLeaseCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\'\n\x03\x61sk\x18\x02 \x01(\x0b\x32\x18.rose.v1.AskLeaseRequestH\x00\x12\'\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.rose.v1.EndLeaseRequestH\x00\x12\'\n\x07give_up\x18\x04 \x01(\x0b\x32\x14.rose.v1.GiveUpLeaseH\x00\x42\x06\n\x04\x63\x61ll\"\r\n\x0bGiveUpLease\"5\n\x0cLeaseAnswers\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.rose.v1.LeaseAnswer\"\xa4\x01\n\x0bLeaseAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\'\n\x05\x61sked\x18\x02 \x01(\x0b\x32\x16.rose.v1.AskLeaseReplyH\x00\x12\'\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x16.rose.v1.EndLeaseReplyH\x00\x12(\n\x08given_up\x18\x04 \x01(\x0b\x32\x14.rose.v1.GiveUpLeaseH\x00\x42\x08\n\x06\x61nswer\"\xa9\x01\n\x0f\x41skLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rtrajectory_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x0c\n\x04turn\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12\x13\n\x0bmin_version\x18\x06 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x07 \x01(\x01\x12\x0f\n\x07hold_ms\x18\x08 \x01(\x01\"\x8f\x01\n\rAskLeaseReply\x12$\n\x05grant\x18\x01 \x01(\x0b\x32\x13.rose.v1.LeaseGrantH\x00\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x15.rose.v1.LeaseRefusalH\x00\x12$\n\x05lapse\x18\x03 \x01(\x0b\x32\x13.rose.v1.LeaseLapseH\x00\x42\x08\n\x06\x61nswer\"\xa5\x01\n\nLeaseGrant\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x16\n\x0eweight_version\x18\x04 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x05 \x01(\x01\x12\r\n\x05token\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x66\x66ine\x18\x07 \x01(\x08\x12\x16\n\x0e\x63ounts_address\x18\x08 \x01(\t\"r\n\x0cLeaseRefusal\x12$\n\x06reason\x18\x01 \x01(\x0e\x32\x14.rose.v1.LeaseReason\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_ms\"\x1a\n\nLeaseLapse\x12\x0c\n\x04what\x18\x01 \x01(\t\"[\n\x0f\x45ndLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.rose.v1.LeaseOutcome\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"C\n\rEndLeaseReply\x12$\n\x07verdict\x18\x01 \x01(\x0e\x32\x13.rose.v1.EndVerdict\x12\x0c\n\x04what\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\"\xeb\x01\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.rose.v1.EngineKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06health\x18\x05 \x01(\t\x12\x0b\n\x03why\x18\x06 \x01(\t\x12\x16\n\x0eweight_version\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\r\x12\r\n\x05slots\x18\t \x01(\r\x12\x18\n\x10kv_used_fraction\x18\n \x01(\x01\x12\x11\n\tsilent_ms\x18\x0b \x01(\x01\"\x8d\x01\n\x0fSchedulerStatus\x12&\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x15.rose.v1.EngineStatus\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0c\n\x04held\x18\x03 \x01(\r\x12\x14\n\x0ctrajectories\x18\x04 \x01(\r\x12\x0e\n\x06groups\x18\x05 \x01(\r\x12\r\n\x05up_ms\x18\x06 \x01(\x01\"\x1d\n\nWhyRequest\x12\x0f\n\x07some_id\x18\x01 \x01(\t\"N\n\tHappening\x12\x0e\n\x06\x61go_ms\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x11\n\tengine_id\x18\x04 \x01(\t\"\xcd\x01\n\x08WhyReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x15\n\rtrajectory_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\r\n\x05stand\x18\x04 \x01(\t\x12\x10\n\x08lease_id\x18\x05 \x01(\t\x12\x11\n\twaits_for\x18\x06 \x01(\t\x12\x0e\n\x06\x66or_ms\x18\x07 \x01(\x01\x12\x14\n\x07left_ms\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12#\n\x07history\x18\t \x03(\x0b\x32\x12.rose.v1.HappeningB\n\n\x08_left_ms*Z\n\nEngineKind\x12\x1b\n\x17\x45NGINE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_KIND_DEDICATED\x10\x01\x12\x14\n\x10\x45NGINE_KIND_LENT\x10\x02*\xda\x01\n\x0e\x45ngineStanding\x12\x1f\n\x1b\x45NGINE_STANDING_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STANDING_KNOWN\x10\x01\x12\x1b\n\x17\x45NGINE_STANDING_UNKNOWN\x10\x02\x12\x18\n\x14\x45NGINE_STANDING_OVER\x10\x03\x12\x1c\n\x18\x45NGINE_STANDING_CONFLICT\x10\x04\x12\x18\n\x14\x45NGINE_STANDING_FULL\x10\x05\x12\x1d\n\x19\x45NGINE_STANDING_MALFORMED\x10\x06*\xc8\x01\n\x0bLeaseReason\x12\x1c\n\x18LEASE_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11LEASE_REASON_FULL\x10\x01\x12\x16\n\x12LEASE_REASON_ENDED\x10\x02\x12\x19\n\x15LEASE_REASON_CONFLICT\x10\x03\x12\x1b\n\x17LEASE_REASON_SUPERSEDED\x10\x04\x12\x1a\n\x16LEASE_REASON_MALFORMED\x10\x05\x12\x18\n\x14LEASE_REASON_CLOSING\x10\x06*\x93\x01\n\x0cLeaseOutcome\x12\x1d\n\x19LEASE_OUTCOME_UNSPECIFIED\x10\x00\x12\x16\n\x12LEASE_OUTCOME_DONE\x10\x01\x12\x15\n\x11LEASE_OUTCOME_CUT\x10\x02\x12\x18\n\x14LEASE_OUTCOME_FAILED\x10\x03\x12\x1b\n\x17LEASE_OUTCOME_ABANDONED\x10\x04*\xa5\x01\n\nEndVerdict\x12\x1b\n\x17\x45ND_VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45ND_VERDICT_ENDED\x10\x01\x12\x19\n\x15\x45ND_VERDICT_DUPLICATE\x10\x02\x12\x14\n\x10\x45ND_VERDICT_LATE\x10\x03\x12\x17\n\x13\x45ND_VERDICT_UNKNOWN\x10\x04\x12\x19\n\x15\x45ND_VERDICT_MALFORMED\x10\x05\x32\xf4\x02\n\tScheduler\x12\x46\n\x0eRegisterEngine\x12\x1e.rose.v1.RegisterEngineRequest\x1a\x14.rose.v1.EngineReply\x12\x32\n\x04\x42\x65\x61t\x12\x14.rose.v1.BeatRequest\x1a\x14.rose.v1.EngineReply\x12\x46\n\x0eWithdrawEngine\x12\x1e.rose.v1.WithdrawEngineRequest\x1a\x14.rose.v1.EngineReply\x12\x38\n\x06Leases\x12\x13.rose.v1.LeaseCalls\x1a\x15.rose.v1.LeaseAnswers(\x01\x30\x01\x12:\n\x06Status\x12\x16.rose.v1.StatusRequest\x1a\x18.rose.v1.SchedulerStatus\x12-\n\x03Why\x12\x13.rose.v1.WhyRequest\x1a\x11.rose.v1.WhyReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1drose/proto/v1/scheduler.proto\x12\x07rose.v1\"\xb9\x01\n\x15RegisterEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.rose.v1.EngineKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x14\n\x0cmax_requests\x18\x05 \x01(\r\x12\x16\n\x0eweight_version\x18\x06 \x01(\x04\x12\x16\n\x0e\x63ounts_address\x18\x07 \x01(\t\"{\n\x0b\x42\x65\x61tRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x16\n\x0eweight_version\x18\x03 \x01(\x04\x12\x12\n\nslots_open\x18\x04 \x01(\r\x12\x18\n\x10kv_used_fraction\x18\x05 \x01(\x01\"L\n\x15WithdrawEngineRequest\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\"F\n\x0b\x45ngineReply\x12)\n\x08standing\x18\x01 \x01(\x0e\x32\x17.rose.v1.EngineStanding\x12\x0c\n\x04what\x18\x02 \x01(\t\"/\n\nLeaseCalls\x12!\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x12.rose.v1.LeaseCall\"\x9f\x01\n\tLeaseCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\'\n\x03\x61sk\x18\x02 \x01(\x0b\x32\x18.rose.v1.AskLeaseRequestH\x00\x12\'\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x18.rose.v1.EndLeaseRequestH\x00\x12\'\n\x07give_up\x18\x04 \x01(\x0b\x32\x14.rose.v1.GiveUpLeaseH\x00\x42\x06\n\x04\x63\x61ll\"\r\n\x0bGiveUpLease\"5\n\x0cLeaseAnswers\x12%\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x14.rose.v1.LeaseAnswer\"\xa4\x01\n\x0bLeaseAnswer\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\x04\x12\'\n\x05\x61sked\x18\x02 \x01(\x0b\x32\x16.rose.v1.AskLeaseReplyH\x00\x12\'\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x16.rose.v1.EndLeaseReplyH\x00\x12(\n\x08given_up\x18\x04 \x01(\x0b\x32\x14.rose.v1.GiveUpLeaseH\x00\x42\x08\n\x06\x61nswer\"\xb8\x01\n\x0f\x41skLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x15\n\rtrajectory_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\x0c\n\x04turn\x18\x04 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x05 \x01(\r\x12\x13\n\x0bmin_version\x18\x06 \x01(\x04\x12\x0f\n\x07wait_ms\x18\x07 \x01(\x01\x12\x0f\n\x07hold_ms\x18\x08 \x01(\x01\x12\r\n\x05\x61void\x18\t \x03(\t\"\x8f\x01\n\rAskLeaseReply\x12$\n\x05grant\x18\x01 \x01(\x0b\x32\x13.rose.v1.LeaseGrantH\x00\x12(\n\x07refusal\x18\x02 \x01(\x0b\x32\x15.rose.v1.LeaseRefusalH\x00\x12$\n\x05lapse\x18\x03 \x01(\x0b\x32\x13.rose.v1.LeaseLapseH\x00\x42\x08\n\x06\x61nswer\"\xa5\x01\n\nLeaseGrant\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x16\n\x0eweight_version\x18\x04 \x01(\x04\x12\x0f\n\x07hold_ms\x18\x05 \x01(\x01\x12\r\n\x05token\x18\x06 \x01(\t\x12\x0e\n\x06\x61\x66\x66ine\x18\x07 \x01(\x08\x12\x16\n\x0e\x63ounts_address\x18\x08 \x01(\t\"r\n\x0cLeaseRefusal\x12$\n\x06reason\x18\x01 \x01(\x0e\x32\x14.rose.v1.LeaseReason\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x11\n\x0f_retry_after_ms\"\x1a\n\nLeaseLapse\x12\x0c\n\x04what\x18\x01 \x01(\t\"[\n\x0f\x45ndLeaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.rose.v1.LeaseOutcome\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"C\n\rEndLeaseReply\x12$\n\x07verdict\x18\x01 \x01(\x0e\x32\x13.rose.v1.EndVerdict\x12\x0c\n\x04what\x18\x02 \x01(\t\"\x0f\n\rStatusRequest\"\xeb\x01\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.rose.v1.EngineKind\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x0e\n\x06health\x18\x05 \x01(\t\x12\x0b\n\x03why\x18\x06 \x01(\t\x12\x16\n\x0eweight_version\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\r\x12\r\n\x05slots\x18\t \x01(\r\x12\x18\n\x10kv_used_fraction\x18\n \x01(\x01\x12\x11\n\tsilent_ms\x18\x0b \x01(\x01\"\x8d\x01\n\x0fSchedulerStatus\x12&\n\x07\x65ngines\x18\x01 \x03(\x0b\x32\x15.rose.v1.EngineStatus\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0c\n\x04held\x18\x03 \x01(\r\x12\x14\n\x0ctrajectories\x18\x04 \x01(\r\x12\x0e\n\x06groups\x18\x05 \x01(\r\x12\r\n\x05up_ms\x18\x06 \x01(\x01\"\x1d\n\nWhyRequest\x12\x0f\n\x07some_id\x18\x01 \x01(\t\"N\n\tHappening\x12\x0e\n\x06\x61go_ms\x18\x01 \x01(\x01\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\x10\n\x08lease_id\x18\x03 \x01(\t\x12\x11\n\tengine_id\x18\x04 \x01(\t\"\xcd\x01\n\x08WhyReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x15\n\rtrajectory_id\x18\x02 \x01(\t\x12\x10\n\x08group_id\x18\x03 \x01(\t\x12\r\n\x05stand\x18\x04 \x01(\t\x12\x10\n\x08lease_id\x18\x05 \x01(\t\x12\x11\n\twaits_for\x18\x06 \x01(\t\x12\x0e\n\x06\x66or_ms\x18\x07 \x01(\x01\x12\x14\n\x07left_ms\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12#\n\x07history\x18\t \x03(\x0b\x32\x12.rose.v1.HappeningB\n\n\x08_left_ms*Z\n\nEngineKind\x12\x1b\n\x17\x45NGINE_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_KIND_DEDICATED\x10\x01\x12\x14\n\x10\x45NGINE_KIND_LENT\x10\x02*\xda\x01\n\x0e\x45ngineStanding\x12\x1f\n\x1b\x45NGINE_STANDING_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NGINE_STANDING_KNOWN\x10\x01\x12\x1b\n\x17\x45NGINE_STANDING_UNKNOWN\x10\x02\x12\x18\n\x14\x45NGINE_STANDING_OVER\x10\x03\x12\x1c\n\x18\x45NGINE_STANDING_CONFLICT\x10\x04\x12\x18\n\x14\x45NGINE_STANDING_FULL\x10\x05\x12\x1d\n\x19\x45NGINE_STANDING_MALFORMED\x10\x06*\xc8\x01\n\x0bLeaseReason\x12\x1c\n\x18LEASE_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11LEASE_REASON_FULL\x10\x01\x12\x16\n\x12LEASE_REASON_ENDED\x10\x02\x12\x19\n\x15LEASE_REASON_CONFLICT\x10\x03\x12\x1b\n\x17LEASE_REASON_SUPERSEDED\x10\x04\x12\x1a\n\x16LEASE_REASON_MALFORMED\x10\x05\x12\x18\n\x14LEASE_REASON_CLOSING\x10\x06*\x93\x01\n\x0cLeaseOutcome\x12\x1d\n\x19LEASE_OUTCOME_UNSPECIFIED\x10\x00\x12\x16\n\x12LEASE_OUTCOME_DONE\x10\x01\x12\x15\n\x11LEASE_OUTCOME_CUT\x10\x02\x12\x18\n\x14LEASE_OUTCOME_FAILED\x10\x03\x12\x1b\n\x17LEASE_OUTCOME_ABANDONED\x10\x04*\xa5\x01\n\nEndVerdict\x12\x1b\n\x17\x45ND_VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11\x45ND_VERDICT_ENDED\x10\x01\x12\x19\n\x15\x45ND_VERDICT_DUPLICATE\x10\x02\x12\x14\n\x10\x45ND_VERDICT_LATE\x10\x03\x12\x17\n\x13\x45ND_VERDICT_UNKNOWN\x10\x04\x12\x19\n\x15\x45ND_VERDICT_MALFORMED\x10\x05\x32\xf4\x02\n\tScheduler\x12\x46\n\x0eRegisterEngine\x12\x1e.rose.v1.RegisterEngineRequest\x1a\x14.rose.v1.EngineReply\x12\x32\n\x04\x42\x65\x61t\x12\x14.rose.v1.BeatRequest\x1a\x14.rose.v1.EngineReply\x12\x46\n\x0eWithdrawEngine\x12\x1e.rose.v1.WithdrawEngineRequest\x1a\x14.rose.v1.EngineReply\x12\x38\n\x06Leases\x12\x13.rose.v1.LeaseCalls\x1a\x15.rose.v1.LeaseAnswers(\x01\x30\x01\x12:\n\x06Status\x12\x16.rose.v1.StatusRequest\x1a\x18.rose.v1.SchedulerStatus\x12-\n\x03Why\x12\x13.rose.v1.WhyRequest\x1a\x11.rose.v1.WhyReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rose.proto.v1.scheduler_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ENGINEKIND']._serialized_start=2463
-  _globals['_ENGINEKIND']._serialized_end=2553
-  _globals['_ENGINESTANDING']._serialized_start=2556
-  _globals['_ENGINESTANDING']._serialized_end=2774
-  _globals['_LEASEREASON']._serialized_start=2777
-  _globals['_LEASEREASON']._serialized_end=2977
-  _globals['_LEASEOUTCOME']._serialized_start=2980
-  _globals['_LEASEOUTCOME']._serialized_end=3127
-  _globals['_ENDVERDICT']._serialized_start=3130
-  _globals['_ENDVERDICT']._serialized_end=3295
+  _globals['_ENGINEKIND']._serialized_start=2478
+  _globals['_ENGINEKIND']._serialized_end=2568
+  _globals['_ENGINESTANDING']._serialized_start=2571
+  _globals['_ENGINESTANDING']._serialized_end=2789
+  _globals['_LEASEREASON']._serialized_start=2792
+  _globals['_LEASEREASON']._serialized_end=2992
+  _globals['_LEASEOUTCOME']._serialized_start=2995
+  _globals['_LEASEOUTCOME']._serialized_end=3142
+  _globals['_ENDVERDICT']._serialized_start=3145
+  _globals['_ENDVERDICT']._serialized_end=3310
   _globals['_REGISTERENGINEREQUEST']._serialized_start=43
   _globals['_REGISTERENGINEREQUEST']._serialized_end=228
   _globals['_BEATREQUEST']._serialized_start=230
@@ -60,31 +60,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASEANSWER']._serialized_start=787
   _globals['_LEASEANSWER']._serialized_end=951
   _globals['_ASKLEASEREQUEST']._serialized_start=954
-  _globals['_ASKLEASEREQUEST']._serialized_end=1123
-  _globals['_ASKLEASEREPLY']._serialized_start=1126
-  _globals['_ASKLEASEREPLY']._serialized_end=1269
-  _globals['_LEASEGRANT']._serialized_start=1272
-  _globals['_LEASEGRANT']._serialized_end=1437
-  _globals['_LEASEREFUSAL']._serialized_start=1439
-  _globals['_LEASEREFUSAL']._serialized_end=1553
-  _globals['_LEASELAPSE']._serialized_start=1555
-  _globals['_LEASELAPSE']._serialized_end=1581
-  _globals['_ENDLEASEREQUEST']._serialized_start=1583
-  _globals['_ENDLEASEREQUEST']._serialized_end=1674
-  _globals['_ENDLEASEREPLY']._serialized_start=1676
-  _globals['_ENDLEASEREPLY']._serialized_end=1743
-  _globals['_STATUSREQUEST']._serialized_start=1745
-  _globals['_STATUSREQUEST']._serialized_end=1760
-  _globals['_ENGINESTATUS']._serialized_start=1763
-  _globals['_ENGINESTATUS']._serialized_end=1998
-  _globals['_SCHEDULERSTATUS']._serialized_start=2001
-  _globals['_SCHEDULERSTATUS']._serialized_end=2142
-  _globals['_WHYREQUEST']._serialized_start=2144
-  _globals['_WHYREQUEST']._serialized_end=2173
-  _globals['_HAPPENING']._serialized_start=2175
-  _globals['_HAPPENING']._serialized_end=2253
-  _globals['_WHYREPLY']._serialized_start=2256
-  _globals['_WHYREPLY']._serialized_end=2461
-  _globals['_SCHEDULER']._serialized_start=3298
-  _globals['_SCHEDULER']._serialized_end=3670
+  _globals['_ASKLEASEREQUEST']._serialized_end=1138
+  _globals['_ASKLEASEREPLY']._serialized_start=1141
+  _globals['_ASKLEASEREPLY']._serialized_end=1284
+  _globals['_LEASEGRANT']._serialized_start=1287
+  _globals['_LEASEGRANT']._serialized_end=1452
+  _globals['_LEASEREFUSAL']._serialized_start=1454
+  _globals['_LEASEREFUSAL']._serialized_end=1568
+  _globals['_LEASELAPSE']._serialized_start=1570
+  _globals['_LEASELAPSE']._serialized_end=1596
+  _globals['_ENDLEASEREQUEST']._serialized_start=1598
+  _globals['_ENDLEASEREQUEST']._serialized_end=1689
+  _globals['_ENDLEASEREPLY']._serialized_start=1691
+  _globals['_ENDLEASEREPLY']._serialized_end=1758
+  _globals['_STATUSREQUEST']._serialized_start=1760
+  _globals['_STATUSREQUEST']._serialized_end=1775
+  _globals['_ENGINESTATUS']._serialized_start=1778
+  _globals['_ENGINESTATUS']._serialized_end=2013
+  _globals['_SCHEDULERSTATUS']._serialized_start=2016
+  _globals['_SCHEDULERSTATUS']._serialized_end=2157
+  _globals['_WHYREQUEST']._serialized_start=2159
+  _globals['_WHYREQUEST']._serialized_end=2188
+  _globals['_HAPPENING']._serialized_start=2190
+  _globals['_HAPPENING']._serialized_end=2268
+  _globals['_WHYREPLY']._serialized_start=2271
+  _globals['_WHYREPLY']._serialized_end=2476
+  _globals['_SCHEDULER']._serialized_start=3313
+  _globals['_SCHEDULER']._serialized_end=3685
 # @@protoc_insertion_point(module_scope)

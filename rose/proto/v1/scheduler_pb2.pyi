@@ -170,7 +170,7 @@ class LeaseAnswer(_message.Message):
     def __init__(self, call_id: _Optional[int] = ..., asked: _Optional[_Union[AskLeaseReply, _Mapping]] = ..., ended: _Optional[_Union[EndLeaseReply, _Mapping]] = ..., given_up: _Optional[_Union[GiveUpLease, _Mapping]] = ...) -> None: ...
 
 class AskLeaseRequest(_message.Message):
-    __slots__ = ("lease_id", "trajectory_id", "group_id", "turn", "context_tokens", "min_version", "wait_ms", "hold_ms")
+    __slots__ = ("lease_id", "trajectory_id", "group_id", "turn", "context_tokens", "min_version", "wait_ms", "hold_ms", "avoid")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class AskLeaseRequest(_message.Message):
     MIN_VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    AVOID_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     trajectory_id: str
     group_id: str
@@ -187,7 +188,8 @@ class AskLeaseRequest(_message.Message):
     min_version: int
     wait_ms: float
     hold_ms: float
-    def __init__(self, lease_id: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., group_id: _Optional[str] = ..., turn: _Optional[int] = ..., context_tokens: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_ms: _Optional[float] = ..., hold_ms: _Optional[float] = ...) -> None: ...
+    avoid: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, lease_id: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., group_id: _Optional[str] = ..., turn: _Optional[int] = ..., context_tokens: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_ms: _Optional[float] = ..., hold_ms: _Optional[float] = ..., avoid: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class AskLeaseReply(_message.Message):
     __slots__ = ("grant", "refusal", "lapse")

@@ -273,5 +273,11 @@ class LendingExecutor:
 
 def _offer(guest: GuestEngine) -> EngineOffered:
     return EngineOffered(
-        "guest", guest.incarnation, EngineKind.LENT, f"at {guest.incarnation}", LIMITS.active_seqs, guest.version
+        "guest",
+        guest.incarnation,
+        EngineKind.LENT,
+        f"at {guest.incarnation}",
+        LIMITS.active_seqs,
+        guest.version,
+        "the executor",
     )

@@ -47,7 +47,7 @@ class LeaseClient:
         self._asking = ""
         self._grant: Grant | None = None
 
-    def ask(self, min_version: int, turn: int, context_tokens: int) -> None:
+    def ask(self, min_version: int, turn: int, context_tokens: int, avoid: tuple[str, ...]) -> None:
         """Ask for a place for a turn. Only when no other question is open."""
         self._asked += 1
         lease_id = self._asking = f"{self._trajectory_id}/{self._asked}"
@@ -63,6 +63,7 @@ class LeaseClient:
             until_s,
             HOLD_S,
             f"token of {lease_id}",
+            avoid,
         )
         self._question(event, wait)
         self._driver.call(WAIT_S + GRACE_S, "", partial(self._late, event, wait))
@@ -110,7 +111,7 @@ class LeaseClient:
                 self._grant = answer
                 self._granted(answer, event.min_version)
             case Refuse(reason=Reason.ENDED):
-                self.ask(event.min_version, event.turn, event.context_tokens)
+                self.ask(event.min_version, event.turn, event.context_tokens, event.avoid)
             case Refuse():
                 must(False, "a sound question is refused", answer)
             case Expire():

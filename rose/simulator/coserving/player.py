@@ -76,6 +76,7 @@ class Player:
         self.outcome: Outcome | None = None
         self.failure = ""
         self.resumed = 0
+        self.avoided = 0
         self._turns_left = turns
         self._around = around
         self._driver = around.driver
@@ -85,6 +86,7 @@ class Player:
         self._delta: list[int] = []
         self._kept: list[Sampled] = []
         self._parts: list[RequestPart] = []
+        self._avoid: list[str] = []
         self._wanted = self._requests = self._attempts = 0
         self._attempt: _Attempt | None = None
         self._leases = LeaseClient(
@@ -138,12 +140,12 @@ class Player:
         self._turns_left -= 1
         self._delta = [random.randrange(1000) for _ in range(random.randint(2, 8))]
         self._context.extend(self._delta)
-        self._kept, self._parts, self._attempts = [], [], 0
+        self._kept, self._parts, self._avoid, self._attempts = [], [], [], 0
         self._wanted = random.randint(2, 14)
         self._ask()
 
     def _ask(self) -> None:
-        self._leases.ask(self._around.min_version(), len(self._turns), len(self._context))
+        self._leases.ask(self._around.min_version(), len(self._turns), len(self._context), tuple(self._avoid))
 
     def _no_lease(self, why: str) -> None:
         self._end(Outcome.ABORTED, why)
@@ -151,6 +153,8 @@ class Player:
     # A request
 
     def _request(self, grant: Grant, min_version: int) -> None:
+        self.avoided += bool(self._avoid)
+        must(grant.incarnation not in self._avoid, "a turn is sent where it was lost", grant)
         engine = self._around.find(grant.incarnation)
         self._requests += 1
         request_id = f"{self.trajectory_id}.{self._requests}"
@@ -218,6 +222,8 @@ class Player:
         self._around.books.end_request(attempt.request.request_id, len(attempt.received), generated)
         self._keep(attempt)
         self._attempts += 1
+        if attempt.grant.counts_address:
+            self._avoid.append(attempt.grant.incarnation)
         if len(self._kept) == self._wanted:
             self._turn_done()
         elif self._attempts == ATTEMPTS_MAX:
