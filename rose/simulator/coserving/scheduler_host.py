@@ -192,6 +192,7 @@ class SchedulerHost:
                 healthy = self._driver.now - engine.heard_s < LIMITS.beat_deadline_s
                 room = min(engine.slots, engine.offered.max_requests) - len(engine.held)
                 fits = healthy and room > 0 and engine.version >= asked.event.min_version
+                fits = fits and engine.offered.incarnation not in asked.event.avoid
                 must(not fits, "a lease waits, and an engine has room for it", (asked.event.lease_id, engine.offered))
 
     def _granted(self, grant: Grant) -> None:
