@@ -8,6 +8,7 @@ Ctrl-C finds somebody who knows what it means.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
@@ -32,7 +33,10 @@ def _call() -> None:
     from rose.errors import ClusterError, RoseError
 
     try:
-        app(prog_name="rose")
+        try:
+            app(prog_name="rose")
+        finally:
+            _flush()
     except Exception as error:  # the last stop: what comes here is told, and ends the process
         if Shown.traceback:
             raise
@@ -44,6 +48,17 @@ def _call() -> None:
         # Whatever else comes here is a fault of ours, and says so.
         text = f"a fault of rose itself: {type(error).__name__}: {error}"
         _end(f"{text}\n  to do:    run it again as `rose --debug ...` and report what it shows", 1)
+
+
+def _flush() -> None:
+    """Have what is still to be written fail here, where it is told, and not when the interpreter ends."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # who reads has seen enough
+            sys.exit(1)
+        raise
 
 
 def error_lines(error: RoseError) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from rose.errors import EngineError
+from rose.errors import EngineError, TransferError
 from rose_executor.control_client import ControlClient, EngineDescription
 from rose_executor.launcher import Command
 from rose_transfer.store import StoreReader
@@ -107,6 +107,12 @@ class Folder:
         self._started.append(Started(process, output))
         return self._started[-1]
 
+    def until_published(self, name: str, version: int) -> None:
+        until = time.monotonic() + DEADLINE_S
+        while version not in versions(self.path / name):
+            assert time.monotonic() < until, [started.said()[-4000:] for started in self._started]
+            time.sleep(0.05)
+
     def close(self) -> None:
         for started in self._started:
             started.stop()
@@ -115,6 +121,14 @@ class Folder:
         for shown, used in self._ports.items():
             text = text.replace(shown, used)
         return text
+
+
+def versions(store: Path) -> tuple[int, ...]:
+    """() also as long as there is none."""
+    try:
+        return StoreReader(store).versions()
+    except (OSError, TransferError):
+        return ()
 
 
 @pytest.fixture
@@ -231,6 +245,7 @@ def test_vllm_s_own_interface(rig: Any, folder: Folder) -> None:
     """In a fork of the process that has imported vLLM, where cProfile is what runs a file."""
     (folder.path / "model").symlink_to(rig.model)
     folder.run("trainer.py", lambda text: patient(of_model(text)))
+    folder.until_published("weights", 1)
     small = "enforce_eager=True, max_model_len=512, kv_cache_memory_bytes=2**24"
     folder.write("vllm_update.py", lambda text: text.replace('LLM("model", ', f'LLM("model", {small}, '))
     log = folder.path / "vllm.log"

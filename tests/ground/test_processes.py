@@ -18,7 +18,7 @@ HEAD = """
 import os, signal, subprocess, sys, time
 from rose.processes import become_subreaper, die_with_parent, end_descendants, two_stage_stop
 
-def say(*words): print(*words, flush=True)
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # which a signal's handler may do, too
 def sleeper(ignores_term=False):
     # Says that it is ready, so that no signal comes before its handler stands.
     trap = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if ignores_term else ""

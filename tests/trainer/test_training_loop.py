@@ -283,14 +283,14 @@ def test_failed_and_empty_trajectories_are_data(bench: Callable[..., Bench]) -> 
 
 
 def failing_until(
-    last_failing_version: int, outcome: Outcome, failure: str = "all down"
+    last_failing_version: int, outcome: Outcome, failed_at: str = "environment"
 ) -> Callable[[Task, int], dict[str, Any]]:
     """Nothing comes to its end in training under version 0 up to `last_failing_version`."""
 
     def rule(task: Task, version: int) -> dict[str, Any]:
         if task.purpose is Purpose.EVALUATION or version > last_failing_version:
             return split(task, version)
-        return {"outcome": outcome, "turns": (), "failure": failure}
+        return {"outcome": outcome, "turns": (), "failure": "all down", "failed_at": failed_at}
 
     return rule
 
@@ -312,7 +312,7 @@ def test_environments_that_never_work_end_the_run_after_three_steps(bench: Calla
 
 @pytest.mark.parametrize("error", [EngineError("no"), SchedulerError("no lease")])
 def test_who_refuses_everybody_ends_the_run_at_once(bench: Callable[..., Bench], error: RoseError) -> None:
-    made = bench(failing_until(9, Outcome.ABORTED, str(error)))
+    made = bench(failing_until(9, Outcome.ABORTED, error.boundary))
     with pytest.raises(type(error), match="not one of"):
         made.run()
     assert list(made.engine_versions.published) == []
