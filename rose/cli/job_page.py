@@ -25,7 +25,7 @@ folder that nobody else may use: below `$ROSE_RUNTIME_DIR`, else `$XDG_RUNTIME_D
 else `rose-<uid>` in the folder for temporary files. Set the first for models that memory does not hold; keep it
 short, since a socket's path has at most 107 bytes. `rose status` looks in the same place.
 
-The smallest job:
+The smallest job (a checkout has a model to begin with: `path = "rose/demo/warmstart/model"`):
 
 ```toml
 [run]

@@ -38,7 +38,7 @@ from rose.logs import logger, open_log
 from rose.observer.observer import observe
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
 from rose.report.model import RunReport
-from rose.report.words import serving_words
+from rose.report.words import duration, serving_words
 from rose.report.write import write_report
 from rose.runs import Run, open_service, runtime_root
 from rose.slo import Slo
@@ -125,11 +125,15 @@ class Director:
 
     async def run(self) -> int:
         """The run's exit status. Raises RoseError if a part ends without which there is no demo."""
+        began_s = time.monotonic()
         self._watched.pids[os.getpid()] = "director"
+        self._say("a serving engine starts; it is asked alone for a minute before the run begins")
         shared = await under_watch(
             self._directed(), observe(runtime_root(), self._waits, self._watched.store, self._watched.seen)
         )
         self._report(shared)
+        took = duration(time.monotonic() - began_s)
+        self._say(f"  whole      {took}, serving alone included; the dashboard ends with it")
         return shared.status
 
     async def _directed(self) -> Shared:

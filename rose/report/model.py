@@ -213,7 +213,7 @@ class RunReport(Row):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def guest_share(self) -> float | None:
-        """Share of the rollout tokens that came from lent engines; None if they were not counted by engine."""
+        """Share of all sampled tokens that came from lent engines; None if they were not counted by engine."""
         return lent_share(self.engines)
 
     @computed_field  # type: ignore[prop-decorator]

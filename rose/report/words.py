@@ -21,7 +21,7 @@ def summary_lines(report: RunReport, out_dir: Path | None) -> list[str]:
         lines.append(f"  after      {evaluation_words(report.evaluations[-1])}")
         lines.append(f"  gain       {100 * report.success_gain:+.1f} points")
     if report.guest_share:
-        lines.append(f"  lent       {percent(report.guest_share)} of the rollout tokens came from lent engines")
+        lines.append(f"  lent       {percent(report.guest_share)} of all sampled tokens came from lent engines")
     if report.serving is not None:
         lines.append(f"  serving    {serving_words(report.serving)}")
     parity = "not checked"
