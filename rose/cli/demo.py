@@ -17,7 +17,7 @@ def demo_command(*, out: Path | None, dry_run: bool, plain: bool, trace: str | N
 
     Raises ConfigError for a wrong trace, ClusterError if the machine lacks something, RoseError for what ended it.
     """
-    plan = shipped_plan(out or Path("runs"), trace=trace or TRACE, plain=plain)
+    plan = shipped_plan(out or Path("runs"), trace=TRACE if trace is None else trace, plain=plain)
     load, job = planned_load(plan.load), planned_job(plan)
     checks = [*job_checks(job), *demo_checks(plan, job, look())]
     if dry_run:

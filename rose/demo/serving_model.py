@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from rose.errors import ClusterError
@@ -55,9 +56,10 @@ def make_serving_model(folder: Path, shape: ServingShape | None = None, seed: in
         config = _config(shape)
         (folder / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         save_file(dict(_tensors(shape, config["vocab_size"], seed)), folder / "model.safetensors", {"format": "pt"})
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ClusterError(
-            f"{folder}: the serving engine's model cannot be written: {error.strerror or error}",
+            f"{folder}: the serving engine's model cannot be written: {why}",
             to_do="free some space, or set ROSE_RUNTIME_DIR to a folder with room",
         ) from error
     return folder

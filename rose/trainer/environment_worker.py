@@ -79,6 +79,7 @@ class EnvironmentWorker:
     async def call(self, line: Line, method: str, *arguments: Any, what: str, whom: str, timeout_s: float) -> Any:
         """What a method of the worker's `EnvironmentRank` returns. Whatever goes wrong raises EnvironmentFailed."""
         if (death := line.rank.death) is not None:
+            self._lose(line, death.what)
             raise EnvironmentFailed(f"{whom}: {death.what}", to_do=death.to_do)
         answer = line.call(method, *arguments)
         try:
@@ -109,6 +110,7 @@ class EnvironmentWorker:
         self._told("ended", "")
 
     async def _live(self) -> Line:
+        self._lose_the_dead()
         if self._starting is None:
             self._starting = asyncio.ensure_future(self._start())
         starting = self._starting
@@ -118,6 +120,14 @@ class EnvironmentWorker:
             if self._starting is starting:
                 self._starting, self._failed_s = None, time.monotonic()
             raise
+
+    def _lose_the_dead(self) -> None:
+        """It may have died when none of its episodes was there to tell."""
+        starting = self._starting
+        if starting is None or not starting.done() or starting.cancelled() or starting.exception():
+            return
+        if (death := starting.result().rank.death) is not None:
+            self._lose(starting.result(), death.what)
 
     async def _start(self) -> Line:
         self._told("starting", self._losses())

@@ -84,6 +84,8 @@ def member_of(number: int, table: Mapping[E, int]) -> E:
 
 def offered(message: Any) -> EngineOffered:
     """Raises Malformed, as all of these do."""
+    if message.kind == KINDS[EngineKind.LENT] and not message.counts_address:
+        raise Malformed("counts_address is empty: nobody could count what a lent engine samples")
     return EngineOffered(
         _text("engine_id", message.engine_id),
         _text("incarnation", message.incarnation),

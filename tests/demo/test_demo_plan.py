@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,6 +109,24 @@ def test_a_disk_that_does_not_take_the_serving_model_is_named(tmp_path: Path) ->
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="cannot be written"):
         make_serving_model(tmp_path / "file" / "model")
+
+
+def test_a_disk_that_fills_under_the_model_is_told(tmp_path: Path) -> None:
+    code = f"""
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from rose.demo.serving_model import make_serving_model
+from rose.errors import ClusterError
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+try:
+    make_serving_model(Path({str(tmp_path)!r}, "model"))
+except ClusterError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "the serving engine's model cannot be written" in done.stdout, done.stderr
 
 
 def test_what_is_written_for_the_executor_is_what_it_reads(tmp_path: Path) -> None:

@@ -29,7 +29,14 @@ LEASE = {
     "hold_ms": 60_000.0,
 }
 ENGINE = {"engine_id": "e", "incarnation": "1"}
-OFFER = {**ENGINE, "kind": wire.ENGINE_KIND_LENT, "address": "http://there", "max_requests": 1, "weight_version": 0}
+OFFER = {
+    **ENGINE,
+    "kind": wire.ENGINE_KIND_LENT,
+    "address": "http://there",
+    "max_requests": 1,
+    "weight_version": 0,
+    "counts_address": "counts",
+}
 BEAT = {**ENGINE, "weight_version": 0, "slots_open": 1, "kv_used_fraction": 0.5}
 
 
@@ -128,7 +135,10 @@ MALFORMED = [
 ]
 MALFORMED += [
     (wire.RegisterEngineRequest, OFFER, change)
-    for change in ({"engine_id": ""}, {"kind": 0}, {"kind": 77}, {"address": ""}, {"max_requests": 0})
+    for change in (
+        *({"engine_id": ""}, {"kind": 0}, {"kind": 77}, {"address": ""}, {"max_requests": 0}),
+        {"counts_address": ""},
+    )
 ]
 MALFORMED += [(wire.RegisterEngineRequest, OFFER, {"max_requests": 2**32 - 1})]
 MALFORMED += [

@@ -11,7 +11,7 @@ from lent_tools import Executor, Fleet, Page, Still, fleet
 from service_tools import until
 from stand_ins import END, Answer, Lost, Silent
 
-from rose.errors import EngineError
+from rose.errors import ContractError
 from rose.ledger import Account
 from rose.records import Finish, VersionSpan
 from rose.trainer import lent_engine
@@ -235,14 +235,12 @@ def test_an_engine_that_lags_gets_no_turn(books: Books) -> None:
     on_fleet(books, body)
 
 
-def test_an_engine_that_nobody_would_count_is_not_sampled_on(books: Books) -> None:
+def test_an_engine_that_nobody_would_count_is_not_taken(books: Books) -> None:
     async def body(made: Fleet) -> None:
         offer = EngineOffered("stranger", "1", EngineKind.LENT, "http://stranger", 1, 0)
-        await made.here.client.offer(offer)
-        await made.here.client.beat(offer, EngineState(0, 1, 0.0))
-        with pytest.raises(EngineError, match="without the address of its counts"):
-            await made.sample()
-        assert (await made.here.client.status()).held == 0
+        with pytest.raises(ContractError, match="nobody could count"):
+            await made.here.client.offer(offer)
+        assert list((await made.here.client.status()).engines) == []
 
     on_fleet(books, body)
 

@@ -159,6 +159,26 @@ def test_a_worker_that_is_lost_costs_its_episodes_and_is_replaced(
     assert "after 1 that were lost" in workers.said[4][2]
 
 
+def test_a_worker_that_dies_while_it_plays_nothing_is_replaced(workers: Workers) -> None:
+    async def play() -> None:
+        async with workers.opened() as episodes:
+            one = await episodes.open(1, "e1")
+            pid = process_of(one.first_observation)
+            await one.close()
+            (worker,) = episodes._workers
+            line_to_it = await worker.ready("nobody")
+            psutil.Process(pid).kill()
+            deadline = time.monotonic() + 60.0
+            while line_to_it.rank.death is None:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            again = await episodes.open(2, "e2")
+            assert process_of(again.first_observation) != pid
+
+    workers.site.run(play())
+    assert [state for _, state, _ in workers.said] == ["starting", "ready", "dead", "starting", "ready", "ended"]
+
+
 def test_an_opening_that_nobody_waits_for_any_more_is_closed(workers: Workers) -> None:
     async def play() -> None:
         async with workers.opened() as episodes:
