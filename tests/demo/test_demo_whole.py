@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -265,7 +266,7 @@ def test_whole_it_reports_what_serving_bore() -> None:
         assert report.ledger.gap == 0
         firsts = [line.split()[0] for line in demo.said().splitlines() if line.strip()]
         assert firsts.count("lent") <= 1
-        assert firsts[-1] == "serving"
+        assert firsts[-2:] == ["serving", "whole"]
 
 
 @pytest.mark.slow
@@ -285,5 +286,6 @@ def test_too_little_memory_ends_it_with_the_cause() -> None:
     with small_demo(memory_bytes=GIB) as demo:
         demo.pages()
         assert demo.process.wait(timeout=900) == 1, demo.said()
-        assert "the serving engine ended" in demo.said()
+        # By itself, or by an allocator that gives up: it depends on who needs the next page.
+        assert re.search(r"the serving engine (ended|was killed by)", demo.said())
         assert demo.ended() == 1
