@@ -1,6 +1,6 @@
 """Who used the processor while a command ran: CPU seconds of every process below it, by its part in ROSE.
 
-Processes are read from /proc once a second; what one used in its last second before it ended is lost.
+Processes are read once a second; what one used in its last second before it ended is lost.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 EVERY_S = 1.0
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PARTS = (
     ("rose.workload.load_main", "load client"),
     ("rose.cli.main dashboard", "dashboard"),
@@ -40,7 +40,7 @@ class Process:
 
     pid: int
     parent: int
-    life: int
+    life: float
     cpu_s: float
     command: str
 
@@ -58,7 +58,7 @@ class CpuWatch:
     """A thread that reads while its body runs; for the processes that the calling process starts."""
 
     readings: list[Reading] = field(default_factory=list)
-    _known_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    _known_s: dict[tuple[int, float], float] = field(default_factory=dict)
     _used_s: dict[str, float] = field(default_factory=dict)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -95,19 +95,12 @@ class CpuWatch:
 
 
 def processes() -> Iterable[Process]:
-    """All that can be read; what ends meanwhile is left out."""
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            stat = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if not command:
-            continue  # it has ended, and waits for its parent
-        cpu_s = (int(stat[11]) + int(stat[12])) / _TICKS_PER_S
-        yield Process(int(folder.name), int(stat[1]), int(stat[19]), cpu_s, command)
+    """All that can be read. One that has ended and waits for its parent says nothing of who it was, and is left out."""
+    for one in psutil.process_iter(["ppid", "create_time", "cpu_times", "cmdline"]):
+        known = one.info
+        if known["cmdline"] and known["cpu_times"] is not None:
+            cpu_s = known["cpu_times"].user + known["cpu_times"].system
+            yield Process(one.pid, known["ppid"], known["create_time"], cpu_s, " ".join(known["cmdline"]))
 
 
 def parts(running: Sequence[Process], root: int) -> Iterable[tuple[Process, str]]:

@@ -56,7 +56,7 @@ def _rose(
     \b
     Examples:
       rose doctor                     what this machine has, and what it lacks
-      rose demo                       the whole in small, four to nine minutes
+      rose demo                       the whole in small, some four minutes
       rose run job.toml --dry-run     check a job before running it
       rose run job.toml
       rose status --watch             what all runs are doing, and waiting for

@@ -40,7 +40,7 @@ def demo(
     """Run the demo: a small model learns on what a serving engine leaves.
 
     A serving engine bears a minute of a real trace alone, then again and again while it lends its idle time to the
-    rollouts of a small model that learns FrozenLake. Four minutes on two CPU cores, nine on slow ones.
+    rollouts of a small model that learns FrozenLake. Some four minutes on two CPU cores, longer on slow ones.
 
     \b
     Examples:

@@ -5,7 +5,7 @@ which the prefix was made; a lent engine with room, since what it has open is wh
 engine with room; the waiting line, where open groups come before new ones, but a lease that has waited for half the
 time that it may wait comes before all.
 An engine takes traffic only while it is healthy and runs at least the version asked for, and at most as many leases
-as it was offered with and as it says to be open now.
+as it was offered with and as it says to be open now; never a lease that avoids its incarnation.
 
 Invariants
 - Every lease asked for is answered once: granted, refused, or expired at its deadline. The same question again gets
