@@ -123,11 +123,15 @@ class EnvironmentWorker:
 
     def _lose_the_dead(self) -> None:
         """It may have died when none of its episodes was there to tell."""
+        if (line := self._started()) is not None and (death := line.rank.death) is not None:
+            self._lose(line, death.what)
+
+    def _started(self) -> Line | None:
+        """The process that was started last, if it did start."""
         starting = self._starting
         if starting is None or not starting.done() or starting.cancelled() or starting.exception():
-            return
-        if (death := starting.result().rank.death) is not None:
-            self._lose(starting.result(), death.what)
+            return None
+        return starting.result()
 
     async def _start(self) -> Line:
         self._told("starting", self._losses())
@@ -144,8 +148,7 @@ class EnvironmentWorker:
 
     def _lose(self, line: Line, why: str) -> None:
         """Once for each process, however many of its episodes tell of it."""
-        starting = self._starting
-        if starting is None or not starting.done() or starting.exception() or starting.result() is not line:
+        if self._started() is not line:
             return
         self._starting = None
         self.lost += 1

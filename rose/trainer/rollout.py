@@ -134,7 +134,7 @@ class Rollout:
             self._extend(draft, self._open(episode)[1])
         except _ContextFull as full:
             to_do = "raise engine.max_model_len, or let the environment say less"
-            raise EnvironmentFailed(f"environment {episode_id}: {full}", to_do=to_do) from full
+            raise EnvironmentFailed(f"environment {episode_id}: {full.what}", to_do=to_do) from full
         finally:
             await episode.close()
         return tuple(draft.context)
