@@ -17,8 +17,9 @@ import pytest
 
 from rose.cgroup import OwnGroups, own_groups
 from rose.errors import ClusterError
-from rose_executor import partition_groups
-from rose_executor.partition_groups import GroupPartitioner, sweep, v1_groups, v2_groups
+from rose_executor import guest_groups, partition_groups
+from rose_executor.guest_groups import sweep, v1_groups, v2_groups
+from rose_executor.partition_groups import GroupPartitioner
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.partitioner import Partitioner, pick_partitioner
@@ -222,8 +223,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in ("cgroup.procs", "cgroup.freeze", "cpu.idle", "cpu.weight"):
             (folder / name).write_text("")
 
-    monkeypatch.setattr(partition_groups, "_make_group", make)
-    monkeypatch.setattr(partition_groups, "_remove_group", shutil.rmtree)
+    monkeypatch.setattr(guest_groups, "make_group", make)
+    monkeypatch.setattr(guest_groups, "remove_group", shutil.rmtree)
     return top
 
 
@@ -248,13 +249,13 @@ def test_v2_writes_what_the_kernels_documents_say(stand_in: Path, busy: Busy) ->
 def test_a_kernel_without_the_idle_class_gets_the_smallest_weight(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = partition_groups._make_group
+    make = guest_groups.make_group
 
     def older(folder: Path) -> None:
         make(folder)
         (folder / "cpu.idle").unlink()
 
-    monkeypatch.setattr(partition_groups, "_make_group", older)
+    monkeypatch.setattr(guest_groups, "make_group", older)
     groups = v2_groups(OwnGroups({}, stand_in))
     assert groups is not None
     described = GroupPartitioner(groups, []).describe()
@@ -266,7 +267,7 @@ def test_a_kernel_without_the_idle_class_gets_the_smallest_weight(
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = v2_groups(OwnGroups({}, stand_in))
     assert groups is not None
-    monkeypatch.setattr(partition_groups, "_make_group", Path.mkdir)  # and no file appears
+    monkeypatch.setattr(guest_groups, "make_group", Path.mkdir)  # and no file appears
     with pytest.raises(ClusterError, match="no group can be made"):
         GroupPartitioner(groups, [])
     assert not list(stand_in.glob("rose-guest-*"))
