@@ -160,9 +160,7 @@ class MpsV3:
         if self._namespace not in self._namespaces(name):
             self._told("namespace", "create", self._namespace, f"--server={name}")
         self._told("namespace", "set", self._namespace, f"--server={name}", *mps_words.namespace_flags(limits))
-        return mps_words.namespace_env(
-            self._told("namespace", "get", self._namespace, name, "pipe-directory").strip()
-        )
+        return mps_words.namespace_env(self._told("namespace", "get", self._namespace, name, "pipe-directory").strip())
 
     def ceiling(self, limits: GuestLimits, server: str | None) -> float:
         return mps_words.percentage(limits) or 100
@@ -190,9 +188,7 @@ class MpsV3:
 
     def _namespaces(self, server: str) -> list[str]:
         """Those of a server, without the ones that executors left which are gone."""
-        names = mps_words.names_of_list(
-            self._told("namespace", "list", f"--server={server}", "--format=csv,noheader")
-        )
+        names = mps_words.names_of_list(self._told("namespace", "list", f"--server={server}", "--format=csv,noheader"))
         for name in names:
             pid = name.removeprefix(_NAMESPACE_PREFIX)
             if name != pid and pid.isdecimal() and not Path(f"/proc/{pid}").exists():

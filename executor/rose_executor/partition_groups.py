@@ -32,8 +32,9 @@ _POLL_S = 0.01
 class GroupPartitioner:
     """A guest's group in `groups`, held to `share` of its cores if that is given.
 
-    `mps_directory` is of the MPS daemon that guests are clients of, None if of none. `left` are the folders that `close` could not remove, because a guest still runs in them. Raises ClusterError if
-    the group cannot be made, with nothing of it left.
+    `mps_directory` is of the MPS daemon that guests are clients of, None if of none. Orphans are ended first if it
+    `sweeps`. `left` are the folders that `close` could not remove, because a guest still runs in them. Raises
+    ClusterError if the group cannot be made, with nothing of it left.
     """
 
     def __init__(
@@ -42,10 +43,13 @@ class GroupPartitioner:
         cores: Collection[int],
         share: float | None = None,
         mps_directory: Path | None = None,
+        *,
+        sweeps: bool = True,
     ) -> None:
         self._cores = checked_cores(cores)
         self._groups = groups
-        sweep(groups, releasing(mps_directory))
+        if sweeps:
+            sweep(groups, releasing(mps_directory))
         self._name = f"{PREFIX}{secrets.token_hex(4)}"
         self._locks: list[int] = []
         self._weight = ""

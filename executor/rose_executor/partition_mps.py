@@ -89,8 +89,10 @@ class MpsPartitioner:
         if mib is not None:
             limits.append(f"at most {mib} MiB of each GPU")
         unseen = "" if self._server is not None else ", once the serving engine, which is not seen yet, is a client too"
-        exclusive = "" if EXCLUSIVE in self._modes else (
-            "; the compute mode is not EXCLUSIVE_PROCESS, so who misses the daemon computes beside it unnoticed"
+        exclusive = (
+            ""
+            if EXCLUSIVE in self._modes
+            else ("; the compute mode is not EXCLUSIVE_PROCESS, so who misses the daemon computes beside it unnoticed")
         )
         return Partition(
             name=f"MPS v{self._daemon.version}, {inner.name}",

@@ -24,7 +24,7 @@ _END_TIMEOUT_S = 5.0
 
 
 class Watchdog:
-    """`groups` are those that it removes; it releases guests through the MPS daemon in `mps_directory`, if that is given.
+    """`groups` are those that it removes; through the MPS daemon in `mps_directory`, if any, it releases guests.
 
     No process is started before there is a guest.
     """
@@ -85,5 +85,5 @@ class Watchdog:
             )
         except OSError as error:
             raise ClusterError(f"no watchdog for the guest can be started: {error}") from error
-        if not all([self._tell(pid) for pid in self._guests]):
+        if not all(self._tell(pid) for pid in list(self._guests)):
             raise ClusterError("the guest's watchdog died at once", to_do="see the executor's standard error")

@@ -9,12 +9,13 @@
 Invariants
 - The serving engine is pinned at most; it is never put into a group of ours, so nothing of ours can hold it back.
 - The normal state lets the guest have what serving leaves; freezing is the brake for an emergency.
-- What is chosen says its name and what it costs. It never pretends to be more: a limit that nothing can keep is refused.
+- What is chosen says its name and what it costs. It never pretends to be more: a limit that nothing keeps is refused.
 - If this process is gone, SIGKILL included, guests are ended, or stay frozen: their watchdog and guards see to that.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +31,7 @@ from rose_executor.partition_mps import MpsPartitioner, TimeSlices, no_limits
 from rose_executor.partition_terms import GuestHost, GuestLimits, Partition, Processors, Role
 from rose_executor.partition_threads import ThreadPartitioner
 
-__all__ = ["GuestLimits", "Partition", "Partitioner", "Role", "pick_for_guest", "pick_partitioner"]
+__all__ = ["GuestLimits", "Partition", "Partitioner", "Role", "pick_for_guest", "pick_partitioner", "would_pick"]
 
 
 class Partitioner(Processors, GuestHost, Protocol):
@@ -45,12 +46,18 @@ class Partitioner(Processors, GuestHost, Protocol):
 
 
 def pick_partitioner(
-    cores: Collection[int] = (), root: Path = Path("/"), *, share: float | None = None, mps_directory: Path | None = None
+    cores: Collection[int] = (),
+    root: Path = Path("/"),
+    *,
+    share: float | None = None,
+    mps_directory: Path | None = None,
+    sweeps: bool = True,
 ) -> Partitioner:
     """The strongest for processors that works here, both engines pinned to `cores`, or to none where that is empty.
 
-    What an executor left that is gone is removed first; what of it was a client of the MPS daemon in `mps_directory`
-    leaves that before. Raises ClusterError if there are no such cores, or nothing that can keep the share.
+    What an executor left that is gone is removed first, unless this only looks (`sweeps`); what of it was a client of
+    the MPS daemon in `mps_directory` leaves that before. Raises ClusterError if there are no such cores, or nothing
+    that can keep the share.
     """
     groups = own_groups(root)
     refusals = []
@@ -58,7 +65,7 @@ def pick_partitioner(
         if found is None:
             continue
         try:
-            return GroupPartitioner(found, cores, share, mps_directory)
+            return GroupPartitioner(found, cores, share, mps_directory, sweeps=sweeps)
         except ClusterError as error:
             refusals.append(error.what)
     why = "; ".join(refusals) or "no control group with a processor controller"
@@ -67,16 +74,28 @@ def pick_partitioner(
     return threads
 
 
+def would_pick() -> Partition:
+    """What a guest without limits would be kept by on this machine. Touches no process. Raises as `pick_for_guest`."""
+    with contextlib.closing(_pick((), GuestLimits(), lambda: (), sweeps=False)) as picked:
+        return picked.describe()
+
+
 def pick_for_guest(cores: Collection[int], limits: GuestLimits, board: Path) -> Partitioner:
     """The strongest for a guest on this machine, beside the serving engine that writes on `board`.
 
     Raises ClusterError if no guest can compute beside it, or if nothing here can keep the limits.
     """
+    return _pick(cores, limits, lambda: writers(board), sweeps=True)
+
+
+def _pick(
+    cores: Collection[int], limits: GuestLimits, serving: Callable[[], Collection[int]], *, sweeps: bool
+) -> Partitioner:
     if look().gpus:
-        return pick_on_gpu(cores, limits, lambda: writers(board), compute_modes(), find_daemon)
+        return pick_on_gpu(cores, limits, serving, compute_modes(), find_daemon, sweeps=sweeps)
     if limits.memory_gib is not None:
         raise no_limits("there is no GPU")
-    return pick_partitioner(cores, share=limits.share)
+    return pick_partitioner(cores, share=limits.share, sweeps=sweeps)
 
 
 def pick_on_gpu(
@@ -85,14 +104,16 @@ def pick_on_gpu(
     serving: Callable[[], Collection[int]],
     modes: Collection[str],
     find: Callable[[], MpsDaemon],
+    *,
+    sweeps: bool = True,
 ) -> Partitioner:
     """As `pick_for_guest`; `find` raises ClusterError if there is no daemon."""
     try:
         daemon = find()
     except ClusterError as error:
-        return _time_slices(pick_partitioner(cores), limits, modes, error.what)
+        return _time_slices(pick_partitioner(cores, sweeps=sweeps), limits, modes, error.what)
     check_modes(modes, "")
-    processors = pick_partitioner(cores, mps_directory=daemon.directory)
+    processors = pick_partitioner(cores, mps_directory=daemon.directory, sweeps=sweeps)
     try:
         return MpsPartitioner(processors, daemon, limits, serving, modes)
     except ClusterError as error:
