@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from rose_executor.partition_terms import GuestLimits
 TOOL = "nvidia-cuda-mps-control"
 _ANSWER_TIMEOUT_S = 5.0
 _NAMESPACE_PREFIX = "rose_"
+_NAMESPACE = re.compile(rf"{_NAMESPACE_PREFIX}(\d+)_[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +146,8 @@ class MpsV3:
     def __init__(self, directory: Path, ask: Ask) -> None:
         self.directory = directory
         self._ask = ask
-        self._namespace = f"{_NAMESPACE_PREFIX}{os.getpid()}"
+        # Limits of a namespace can be changed, but not taken away: nobody else's before may be found in it.
+        self._namespace = f"{_NAMESPACE_PREFIX}{os.getpid()}_{secrets.token_hex(4)}"
         self._server: str | None = None
 
     def servers(self) -> list[MpsServer]:
@@ -190,8 +194,8 @@ class MpsV3:
         """Those of a server, without the ones that executors left which are gone."""
         names = mps_words.names_of_list(self._told("namespace", "list", f"--server={server}", "--format=csv,noheader"))
         for name in names:
-            pid = name.removeprefix(_NAMESPACE_PREFIX)
-            if name != pid and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            ours = _NAMESPACE.fullmatch(name)
+            if ours is not None and not Path(f"/proc/{ours[1]}").exists():
                 with contextlib.suppress(ClusterError):
                     self._told("namespace", "delete", name, f"--server={server}")
         return names

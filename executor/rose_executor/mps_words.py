@@ -92,17 +92,18 @@ def pids(text: str) -> list[int]:
 
 def clients_of_ps(text: str) -> list[MpsClient]:
     """v2's `ps`: PID ID SERVER DEVICE NAMESPACE COMMAND, one row for each of a client's devices."""
-    rows = [line.split(maxsplit=5) for line in text.splitlines() if line.strip()]
-    found = [MpsClient(int(row[0]), row[2]) for row in rows if len(row) >= 5 and row[0].isdecimal()]
-    if len(found) < len(rows) - 1:
+    head, *rows = [line.split(maxsplit=5) for line in text.splitlines() if line.strip()] or [["PID"]]
+    if head[0] != "PID" or not all(len(row) >= 5 and row[0].isdecimal() for row in rows):
         raise not_understood(text)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(MpsClient(int(row[0]), row[2]) for row in rows))
 
 
 def clients_of_list(text: str) -> list[MpsClient]:
     """v3's `client list --format=csv,noheader`: pid, server, device, namespace, command."""
-    found = [MpsClient(int(row[0]), row[1]) for row in _csv(text, 4) if row[0].isdecimal()]
-    return list(dict.fromkeys(found))
+    rows = list(_csv(text, 4))
+    if not all(row[0].isdecimal() for row in rows):
+        raise not_understood(text)
+    return list(dict.fromkeys(MpsClient(int(row[0]), row[1]) for row in rows))
 
 
 def servers_of_list(text: str) -> list[MpsServer]:
