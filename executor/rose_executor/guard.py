@@ -14,8 +14,7 @@ Invariants
 - Leader and watcher are subreapers: what leaves the program's group, or loses its parent, is still found below them.
 - A signal to the leader's group is the program's: the leader is deaf. Until it is, the signal ends it, and so all.
 - A leader is killed and a watcher woken even while they are stopped.
-- Where the starter or the leader dies, the watcher does what `release` is before it ends the program by force: the only
-  one left that can.
+- The watcher does what `release` is before it ends by force what is left of the program: the only one that can.
 """
 
 from __future__ import annotations
@@ -70,13 +69,14 @@ def _below_watcher(leader: int, release: Callable[[Collection[int]], None]) -> i
 
 def _watch(leader: int, program: int, release: Callable[[Collection[int]], None]) -> NoReturn:
     os.setsid()
-    while os.getppid() == leader:
+    code: int | None = None
+    while code is None and os.getppid() == leader:
         code = _reaped(program)
-        if code is not None:
-            _end(code)
-        signal.sigwait(_NEWS)
-    release([one.pid for one in psutil.Process().children(recursive=True)])
-    _end(1)
+        if code is None:
+            signal.sigwait(_NEWS)
+    if left := [one.pid for one in psutil.Process().children(recursive=True)]:
+        release(left)
+    _end(1 if code is None else code)
 
 
 def _reaped(program: int) -> int | None:

@@ -5,17 +5,20 @@ The tests marked `gpu` have never run: no GPU was at hand when they were written
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from mps_site import HERE, MpsSite, Working, lives, mps_site, until
+from mps_site import DEADLINE_S, HERE, MpsSite, Working, lives, mps_site, until
 
 from rose.errors import ClusterError
 from rose_executor import mps_daemon
+from rose_executor.launcher import Command, SpawnLauncher
 from rose_executor.mps_daemon import asking
 from rose_executor.mps_preflight import compute_modes, find_daemon, serving_client
 from rose_executor.mps_words import PIPE_DIRECTORY
@@ -87,6 +90,28 @@ def test_a_killed_executor_takes_its_guest_along_and_leaves_serving_whole(
     owner.send_signal(signal.SIGKILL)
     until(lambda: not any(lives(pid) for pid in family), "something of the guest outlived its executor")
     assert program not in {client.pid for client in find_daemon().clients()}
+    serving.goes_on()
+
+
+def test_what_a_crashed_guest_leaves_computing_is_released_before_its_guards_kill_it(
+    site: MpsSite, tmp_path: Path
+) -> None:
+    serving = site.start("serving")
+    env = beside(serving).guest_env()
+    client = str(HERE / f"{site.module}.py")
+
+    async def run() -> int:
+        path = {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        arguments = (client, str(tmp_path / "guest"), str(tmp_path / "parent"))
+        command = Command("mps_parent_main", arguments, tmp_path / "log", tmp_path, {**env, **path})
+        child = await SpawnLauncher().launch(command)
+        while not (tmp_path / "guest").exists() or not (tmp_path / "guest").read_text():
+            await asyncio.sleep(0.02)
+        os.kill(int((tmp_path / "parent").read_text()), signal.SIGKILL)
+        return await asyncio.wait_for(child.wait(), DEADLINE_S)
+
+    assert asyncio.run(run()) == -signal.SIGKILL
+    assert not lives(int((tmp_path / "guest").read_text().split()[0]))
     serving.goes_on()
 
 
