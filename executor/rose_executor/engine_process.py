@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -66,8 +66,8 @@ class EngineProcess:
         """Start an incarnation that serves `snapshot_dir` (default: the model folder) as weight `version`.
 
         `launched` is called as soon as there is a process of it. Raises ConfigError or ClusterError before anything
-        is started (the host's among them), LauncherDied if nothing can be started any more, EngineError with the last
-        lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
+        is started, LauncherDied if nothing can be started any more, EngineError if its host forbids it now, or with the
+        last lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
         """
         if self._child is not None and self._child.exit_code is None:
             raise EngineError(f"{self.settings.engine_id} is running already", to_do="stop it first")
@@ -85,7 +85,7 @@ class EngineProcess:
             unpacked_weights=self.settings.unpacked_weights,
             board=self.settings.board,
         )
-        hosted = {} if self._host is None else await asyncio.to_thread(self._host.guest_env)
+        hosted = {} if self._host is None else await self._hosted(self._host)
         self._child = await self._launcher.launch(
             Command(
                 module="rose_executor.engine_main",
@@ -196,6 +196,14 @@ class EngineProcess:
             with contextlib.suppress(ClusterError):
                 # What is frozen may not even die.
                 host.thaw()
+
+    async def _hosted(self, host: GuestHost) -> Mapping[str, str | None]:
+        try:
+            return await asyncio.to_thread(host.guest_env)
+        except ClusterError as error:
+            # Another start, a little later, may find it mended: a device recovers, the serving engine comes back.
+            what = f"{self.settings.engine_id} may not be started now: {error.what}"
+            raise EngineError(what, expected=error.expected, to_do=error.to_do) from error
 
     async def _until_ready(self, child: Child, page_path: Path) -> None:
         death = asyncio.ensure_future(child.wait())

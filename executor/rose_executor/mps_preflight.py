@@ -18,19 +18,17 @@ from pathlib import Path
 import psutil
 
 from rose.errors import ClusterError
+from rose.machine import MPS_DIRECTORIES, NVIDIA_SMI_TIMEOUT_S
 from rose_executor.mps_daemon import TOOL, Ask, MpsDaemon, asking, recognised
 from rose_executor.mps_words import PIPE_DIRECTORY, MpsClient, MpsServer
 
-DIRECTORIES = (Path("/tmp/nvidia-mps"), Path("/run/nvidia-mps"))
-"""Where a daemon's pipes lie by default; the second is that of v3 when root starts it."""
 EXCLUSIVE = "Exclusive_Process"
 _PROHIBITED = "Prohibited"
-_SMI_TIMEOUT_S = 10.0
 _READY = ("ACTIVE", "INITIALIZING", "READY", "")
 _MULTIUSER = ("-multiuser-server", "-m", "--multiuser")
 
 
-def find_daemon(asks: Callable[[Path], Ask] = asking, directories: Sequence[Path] = DIRECTORIES) -> MpsDaemon:
+def find_daemon(asks: Callable[[Path], Ask] = asking, directories: Sequence[Path] = MPS_DIRECTORIES) -> MpsDaemon:
     """The daemon that a guest of this process would be a client of. Raises ClusterError if there is none to be had."""
     if shutil.which(TOOL) is None:
         raise ClusterError(f"{TOOL} is not installed", to_do="install it with the driver, and start it with -d")
@@ -39,7 +37,7 @@ def find_daemon(asks: Callable[[Path], Ask] = asking, directories: Sequence[Path
     return recognised(directory, asks(directory))
 
 
-def pipe_directory(directories: Sequence[Path] = DIRECTORIES) -> Path:
+def pipe_directory(directories: Sequence[Path] = MPS_DIRECTORIES) -> Path:
     """What CUDA_MPS_PIPE_DIRECTORY says, else the first default in which a daemon has its pipes."""
     named = os.environ.get(PIPE_DIRECTORY)
     if named:
@@ -93,7 +91,7 @@ def compute_modes() -> list[str]:
             ["nvidia-smi", *only, "--query-gpu=compute_mode", "--format=csv,noheader"],
             capture_output=True,
             text=True,
-            timeout=_SMI_TIMEOUT_S,
+            timeout=NVIDIA_SMI_TIMEOUT_S,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):

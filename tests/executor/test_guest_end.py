@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rose.errors import ClusterError
+from rose.errors import ClusterError, EngineError
 from rose.waits import WaitBoard
 from rose_executor import engine_process
 from rose_executor.engine_process import EngineProcess
@@ -140,6 +140,6 @@ def test_an_engine_that_is_nobodys_guest_is_killed_at_once(tmp_path: Path, tiny_
     assert "HOSTED" not in command.env
 
 
-def test_no_guest_starts_where_its_host_forbids_it(tmp_path: Path, tiny_model: Path) -> None:
-    with pytest.raises(ClusterError, match="the serving engine is no client"):
+def test_no_guest_starts_while_its_host_forbids_it(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(EngineError, match="guest may not be started now: the serving engine is no client"):
         ending(tmp_path, tiny_model, Host("the serving engine is no client"), killed)
