@@ -2,7 +2,8 @@
 
 Invariants
 - Nothing is changed: neither the daemon, nor compute modes, nor the serving engine.
-- What cannot be seen from here (a process of another pid namespace) is not held against anybody.
+- A user that cannot be seen from here is held against nobody. But clients that go by numbers of another pid namespace
+  cannot be told apart, nor terminated: that is in the way.
 """
 
 from __future__ import annotations
@@ -68,11 +69,18 @@ def check_servers(daemon: MpsDaemon, uid: int) -> None:
 def serving_client(daemon: MpsDaemon, serving: Collection[int]) -> MpsClient | None:
     """The serving engine's process among the daemon's clients; None where no process of it is seen.
 
-    Raises ClusterError if it computes without the daemon.
+    Raises ClusterError if it computes without the daemon, or if that cannot be told.
     """
     if not serving:
         return None
-    found = [client for client in daemon.clients() if client.pid in serving]
+    clients = daemon.clients()
+    found = [client for client in clients if client.pid in serving]
+    if not found and clients and not any(psutil.pid_exists(client.pid) for client in clients):
+        raise ClusterError(
+            f"the MPS daemon in {daemon.directory} names its clients by numbers of another pid namespace",
+            expected="daemon, serving engine and executor in one: a guest is terminated by its number",
+            to_do="start the executor where the daemon is; for a pod that is hostPID: true",
+        )
     if not found:
         raise ClusterError(
             f"the serving engine (processes {sorted(serving)}) is no client of the MPS daemon in {daemon.directory}",

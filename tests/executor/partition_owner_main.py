@@ -17,12 +17,12 @@ from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.partitioner import Partitioner, pick_partitioner
 
 # Two processes, one of which has left the session; both are deaf.
-_GUEST = """
+_GUEST = r"""
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-print(os.getpid(), flush=True)
+os.write(1, b"%d\n" % os.getpid())
 while True:
     time.sleep(0.01)
 """

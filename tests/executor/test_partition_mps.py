@@ -234,6 +234,19 @@ def test_a_serving_engine_that_is_no_client_is_named(protocol: int) -> None:
 
 
 @PROTOCOLS
+def test_clients_of_another_pid_namespace_cannot_be_told_apart(protocol: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Gpu(protocol)
+    gpu.start(SERVING)
+    monkeypatch.setattr(mps_preflight.psutil, "pid_exists", lambda pid: False)
+    with pytest.raises(ClusterError, match="by numbers of another pid namespace") as refused:
+        serving_client(gpu.daemon(), [OTHER])
+    assert "hostPID" in refused.value.to_do
+    monkeypatch.setattr(mps_preflight.psutil, "pid_exists", lambda pid: True)
+    with pytest.raises(ClusterError, match="is no client"):
+        serving_client(gpu.daemon(), [OTHER])
+
+
+@PROTOCOLS
 def test_a_serving_engine_that_comes_up_outside_lets_no_guest_start(protocol: int) -> None:
     gpu = Gpu(protocol)
     serving: list[int] = []
