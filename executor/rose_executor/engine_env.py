@@ -21,6 +21,7 @@ WEIGHT_VERSION = "ROSE_WEIGHT_VERSION"
 CONTROL_SOCKET = "ROSE_CONTROL_SOCKET"
 TOKEN_PAGE = "ROSE_TOKEN_PAGE"
 BOARD = "ROSE_BOARD"
+STEP_LOG = "ROSE_STEP_LOG"
 SERVING_BOARD = "ROSE_SERVING_BOARD"
 UNPACKED_WEIGHTS = "ROSE_UNPACKED_WEIGHTS"
 
@@ -48,7 +49,7 @@ class EngineEnv:
     """What one incarnation of an engine is told through its environment.
 
     `incarnation` is 16 hex digits, new at every start. `unpacked_weights` keeps plain parameters on CPU,
-    without which weights cannot be replaced in place.
+    without which weights cannot be replaced in place. `step_log` is where an engine that is profiled writes its steps.
     """
 
     engine_id: str
@@ -58,6 +59,7 @@ class EngineEnv:
     token_page: Path
     unpacked_weights: bool = True
     board: Path | None = None
+    step_log: Path | None = None
 
     def variables(self) -> dict[str, str | None]:
         """Changes to an environment, as `launcher.Command` takes them."""
@@ -73,6 +75,7 @@ class EngineEnv:
             TOKEN_PAGE: str(self.token_page),
             UNPACKED_WEIGHTS: "1" if self.unpacked_weights else "0",
             BOARD: None if self.board is None else str(self.board),
+            STEP_LOG: None if self.step_log is None else str(self.step_log),
         }
 
     @classmethod
@@ -88,6 +91,7 @@ class EngineEnv:
             token_page=Path(environ[TOKEN_PAGE]),
             unpacked_weights=environ[UNPACKED_WEIGHTS] == "1",
             board=Path(environ[BOARD]) if BOARD in environ else None,
+            step_log=Path(environ[STEP_LOG]) if STEP_LOG in environ else None,
         )
 
 

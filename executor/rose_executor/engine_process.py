@@ -70,6 +70,7 @@ class EngineProcess:
             token_page=self.settings.token_page(self._incarnation),
             unpacked_weights=self.settings.unpacked_weights,
             board=self.settings.board,
+            step_log=self.settings.step_log,
         )
         self._child = await self._launcher.launch(
             Command(
