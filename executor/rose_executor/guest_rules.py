@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from rose_executor.board_states import GuestState, Quota, Reading, ServingState
 from rose_executor.slack import SlackAdmission, SlackPolicy
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 OBEY_S = 1.0
 """A guest's longest step, by far, and the time until it takes the next quota."""
@@ -89,7 +90,7 @@ class GuestRules:
         guest = event.guest.state
         if guest is not None and guest.computed_steps != self._guest_steps:
             self._guest_steps = guest.computed_steps
-            self.profile.saw(guest.step_tokens, guest.step_s)
+            self.profile.saw(StepShape(guest.step_tokens), guest.step_s, now)
         allowance = self.admission.allow(event.serving.state, self.profile, now)
         quota = Quota(
             kv_blocks=self._kv_blocks,

@@ -19,7 +19,6 @@ import aiohttp
 from rose.errors import EngineError
 from rose.waits import WaitBoard
 from rose_executor.engine_process import EngineProcess
-from rose_executor.launcher import Launcher
 from rose_executor.profile_plan import Load
 from rose_executor.step_log import SeenStep, read_steps
 from rose_executor.token_route import TokenRoute, open_session
@@ -66,9 +65,7 @@ async def record_steps(
         await process.stop()
 
 
-async def _follow(
-    driver: _Driver, loads: Sequence[Load], seconds: float, told: Callable[[Progress], None]
-) -> None:
+async def _follow(driver: _Driver, loads: Sequence[Load], seconds: float, told: Callable[[Progress], None]) -> None:
     until_s = time.monotonic() + seconds
     for done, load in enumerate(loads):
         left_s = until_s - time.monotonic()

@@ -20,7 +20,7 @@ from rose.errors import EngineError
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
 from rose_executor.step_log import StepLogWriter
-from rose_executor.step_shape import StepShape, attended
+from rose_executor.step_shape import StepShape
 
 
 class _Recording(Counting):
@@ -56,8 +56,8 @@ class _Recording(Counting):
 
     def _shape(self, scheduled: dict[str, int]) -> StepShape:
         # vLLM counts the tokens of this step as computed as soon as it has scheduled them.
-        context = sum(attended(self.requests[one].num_computed_tokens - new, new) for one, new in scheduled.items())
-        return StepShape(sum(scheduled.values()), len(scheduled), context)
+        behind = sum(self.requests[one].num_computed_tokens - new for one, new in scheduled.items())
+        return StepShape(sum(scheduled.values()), len(scheduled), behind)
 
 
 class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]

@@ -7,17 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """`tokens` are computed in the step, for `seqs` sequences; `context_tokens` are what those tokens attend to.
+    """`tokens` are computed in the step, for `seqs` sequences of it, which together have `context_tokens` behind them.
 
-    A token attends to those before it in its sequence and to itself: a sequence that has `c` tokens behind it and gets
-    `n` more in this step adds `n * c + n * (n + 1) / 2`. For one that decodes that is its length.
+    Those were computed in earlier steps: their keys and values are what this one reads. Not counted are the tokens that
+    the new ones of a prompt have before them in the same step; to count them fitted recorded steps worse.
     """
 
     tokens: int
     seqs: int = 1
     context_tokens: int = 0
-
-
-def attended(computed_tokens: int, tokens: int) -> int:
-    """What one sequence adds to `context_tokens`: it has so many tokens behind it, and gets so many."""
-    return tokens * computed_tokens + tokens * (tokens + 1) // 2

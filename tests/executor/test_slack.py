@@ -14,6 +14,7 @@ from rose.slo import Slo
 from rose_executor.board_states import ServingState
 from rose_executor.slack import Allowance, SlackAdmission, SlackPolicy, slack_s
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05)
 POLICY = SlackPolicy(SLO, tokens_max=256, seqs_max=64)
@@ -32,7 +33,7 @@ def serving(
 def cost(per_token_s: float = 0.001) -> StepProfile:
     profile = StepProfile()
     for tokens in (1, 50, 100):
-        profile.saw(tokens, per_token_s * tokens)
+        profile.saw(StepShape(tokens), per_token_s * tokens, 0.0)
     return profile
 
 
@@ -126,7 +127,7 @@ def test_sequences_outlast_a_burst_and_then_follow() -> None:
 def test_one_slow_step_does_not_shut_a_guest_out_for_ever() -> None:
     """It may try a little, in a tenth of the time, and only beside an idle engine."""
     slow = StepProfile()
-    slow.saw(8, 0.9)
+    slow.saw(StepShape(8), 0.9, 0.0)
     admission, allowed = SlackAdmission(POLICY), []
     for tick in range(2000):
         now_s = 100.0 + tick * TICK_S
@@ -141,11 +142,11 @@ def test_one_slow_step_does_not_shut_a_guest_out_for_ever() -> None:
 
 def test_what_a_trial_teaches_opens_the_gate() -> None:
     profile, admission = StepProfile(), SlackAdmission(POLICY)
-    profile.saw(8, 0.9)
+    profile.saw(StepShape(8), 0.9, 0.0)
     for tick in range(4000):
         allowance = admission.allow(IDLE, profile, 100.0 + tick * TICK_S)
         if allowance.tokens_per_step:
-            profile.saw(allowance.tokens_per_step, 0.001 * allowance.tokens_per_step)
+            profile.saw(StepShape(allowance.tokens_per_step), 0.001 * allowance.tokens_per_step, 100.0 + tick * TICK_S)
     assert allowance.tokens_per_step >= 40
 
 
@@ -182,9 +183,10 @@ def test_no_allowance_ever_costs_more_than_the_slack(seed: int, interference: fl
         )
         if random_source.random() < 0.3:
             tokens = random_source.randint(1, 200)
-            profile.saw(tokens, random_source.uniform(0.0001, 0.001) * tokens)
+            profile.saw(StepShape(tokens), random_source.uniform(0.0001, 0.001) * tokens, now_s)
         allowance = admission.allow(state, profile, now_s)
-        assert profile.seconds(allowance.tokens_per_step) * interference <= slack_s(state, policy, now_s) + 1e-12 or (
+        cost_s = profile.seconds(StepShape(allowance.tokens_per_step)) * interference
+        assert cost_s <= slack_s(state, policy, now_s) + 1e-12 or (
             allowance.tokens_per_step <= (8 if state is IDLE else 0)
         )
         assert 0 <= allowance.tokens_per_step <= 200
