@@ -24,7 +24,7 @@ _PASSES = 2
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What the engine that is profiled can do. `kv_tokens` is how many tokens its cache holds."""
+    """What the engine that is profiled can do: sequences of 32 tokens or more. Its cache holds `kv_tokens`."""
 
     seqs_max: int
     context_tokens_max: int
@@ -60,7 +60,7 @@ def _seqs(grid: Grid) -> Iterator[int]:
 
 
 def _prompt_tokens(grid: Grid) -> Iterator[int]:
-    longest = max(1, grid.context_tokens_max - _OUTPUT_TOKENS)
+    longest = grid.context_tokens_max - _OUTPUT_TOKENS
     tokens = _FIRST_PROMPT_TOKENS
     while tokens < longest:
         yield tokens
@@ -76,4 +76,4 @@ def _load(grid: Grid, seqs: int, tokens: int, randomly: random.Random) -> Load:
     # Of lengths that differ: else every sequence of a batch would reach each length in the same step.
     lengths = [randomly.randint(max(1, tokens // 2), tokens) for _ in range(seqs)]
     prompts = tuple(tuple(randomly.randrange(grid.vocab_size) for _ in range(length)) for length in lengths)
-    return Load(prompts, min(_OUTPUT_TOKENS, max(1, grid.context_tokens_max - tokens)))
+    return Load(prompts, _OUTPUT_TOKENS)

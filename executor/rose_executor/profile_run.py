@@ -1,7 +1,7 @@
-"""Starts a real engine, asks it for what the plan says, and gathers the steps that it made.
+"""Has a real engine do what a plan says, and gathers the steps that it made.
 
 Invariants
-- The engine is started and spoken to as a guest is; only its scheduler also writes down its steps.
+- The engine is started and spoken to as any other; only its scheduler also writes down its steps.
 - Whatever ends it, nothing of the engine is left.
 - The plan is followed in its order, until it is done or the time is over; never less than one load.
 """
@@ -23,9 +23,6 @@ from rose_executor.profile_plan import Load
 from rose_executor.step_log import SeenStep, read_steps
 from rose_executor.token_route import TokenRoute, open_session
 
-_WARM_LOADS = 2
-"""Done once before anything counts: the first requests pay for what an engine makes at its first use."""
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -38,6 +35,7 @@ class Progress:
 
 async def record_steps(
     process: EngineProcess,
+    warm: Sequence[Load],
     loads: Sequence[Load],
     waits: WaitBoard,
     *,
@@ -46,8 +44,10 @@ async def record_steps(
 ) -> list[SeenStep]:
     """The steps of an engine under `loads`, for at most so many seconds after its start, and what is then under way.
 
-    `process` has a `step_log` and is not started; it is ended afterwards. Raises as `EngineProcess.start`, EngineError
-    or EngineLost if the engine refuses a request or dies.
+    `process` has a `step_log` and is not started; it is ended afterwards. The steps of `warm`, which come first, do not
+    count: the first requests pay for what an engine makes at its first use.
+
+    Raises as `EngineProcess.start`, EngineError or EngineLost if the engine refuses a request or dies.
     """
     log = process.settings.step_log
     if log is None:
@@ -56,24 +56,18 @@ async def record_steps(
         await process.start(0)
         async with open_session() as session:
             driver = _Driver(process, session, waits)
-            for load in loads[:_WARM_LOADS]:
+            for load in warm:
                 await driver.do(load)
             warm_steps = len(read_steps(log))
-            await _follow(driver, loads, seconds, told)
+            until_s = time.monotonic() + seconds
+            for done, load in enumerate(loads):
+                told(Progress(done, len(loads), until_s - time.monotonic()))
+                await driver.do(load)
+                if time.monotonic() >= until_s:
+                    break
         return read_steps(log)[warm_steps:]
     finally:
         await process.stop()
-
-
-async def _follow(driver: _Driver, loads: Sequence[Load], seconds: float, told: Callable[[Progress], None]) -> None:
-    until_s = time.monotonic() + seconds
-    for done, load in enumerate(loads):
-        left_s = until_s - time.monotonic()
-        if done and left_s <= 0:
-            return
-        told(Progress(done, len(loads), left_s))
-        await driver.do(load)
-    told(Progress(len(loads), len(loads), until_s - time.monotonic()))
 
 
 class _Driver:
@@ -83,9 +77,13 @@ class _Driver:
 
     async def do(self, load: Load) -> None:
         """All requests of a load at once, each to its end; the first that fails ends the others."""
-        async with asyncio.TaskGroup() as requests:
-            for prompt in load.prompts:
-                requests.create_task(self._one(prompt, load.output_tokens))
+        requests = [asyncio.create_task(self._one(prompt, load.output_tokens)) for prompt in load.prompts]
+        try:
+            await asyncio.gather(*requests)
+        finally:
+            for request in requests:
+                request.cancel()
+            await asyncio.gather(*requests, return_exceptions=True)
 
     async def _one(self, prompt: Sequence[int], output_tokens: int) -> None:
         await self._route.generate(
