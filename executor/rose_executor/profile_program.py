@@ -74,8 +74,8 @@ class Profiled:
     took_s: float
 
 
-def run_profile(job: ProfileJob, told: Callable[[Progress], None]) -> Profiled:
-    """Do it. Main thread only. `told` hears how far it is.
+def run_profile(job: ProfileJob, starts: Callable[[], None], told: Callable[[Progress], None]) -> Profiled:
+    """Do it. Main thread only. `starts` is called before the engine is, `told` hears how far it is then.
 
     Raises ConfigError for a wrong model or setting, ClusterError for what the machine lacks, EngineError or
     DeadlineExceeded for an engine that fails, KeyboardInterrupt after Ctrl-C.
@@ -89,6 +89,7 @@ def run_profile(job: ProfileJob, told: Callable[[Progress], None]) -> Profiled:
             to_do="lower it",
         )
     waits, stop, store = WaitBoard(), Stop(), ProfileStore(job.store)
+    store.prepare()
     with (
         open_service(NAME, job.out.absolute(), waits, {}) as run,
         two_stage_stop(stop.ask, run.close),
@@ -98,6 +99,7 @@ def run_profile(job: ProfileJob, told: Callable[[Progress], None]) -> Profiled:
         settings = _settings(job, machine, run)
         key = profile_key(settings, machine)
         status.part(NAME, "profiling", f"{job.model} on {key.device}")
+        starts()
         try:
             steps = asyncio.run(stop.cancels(_record(job, model, settings, run, waits, told)))
         except asyncio.CancelledError:

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -92,15 +93,28 @@ class ProfileStore:
         """Put what a profile knows where `find` looks, and say where. Raises ClusterError if that cannot be written."""
         path = self.path(key)
         text = _File(**asdict(key), **_plain(state)).model_dump_json(indent=2)
+        self.prepare()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, f"{text}\n".encode())
         except OSError as error:
-            raise ClusterError(
-                f"the step profile {path} cannot be written: {error.strerror}",
-                to_do="free some space, or name a folder that can be written to",
-            ) from error
+            raise _unwritten(path, error) from error
         return path
+
+    def prepare(self) -> None:
+        """Have the folder, if it can be written to. Raises ClusterError if not: before much work, rather than after."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(self.folder, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            raise _unwritten(self.folder, error) from error
+
+
+def _unwritten(path: Path, error: OSError) -> ClusterError:
+    return ClusterError(
+        f"step profiles cannot be kept in {path}: {error.strerror}",
+        to_do="free some space, or name a folder that can be written to",
+    )
 
 
 def _plain(state: ProfileState) -> dict[str, Any]:

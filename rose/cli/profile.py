@@ -39,7 +39,7 @@ def profile_command(
     folder = default_folder() if store is None else store
     job = ProfileJob(model=model, dtype=dtype, block_size=block_size, store=folder.absolute(), **rest)
     with _progress() as progress:
-        found = run_profile(job, progress.told)
+        found = run_profile(job, progress.starts, progress.told)
     if as_json:
         typer.echo(json.dumps(as_data(found), indent=2))
     else:
@@ -53,24 +53,29 @@ class _Progress:
         self._live = live
         self._said = -1
 
+    def starts(self) -> None:
+        self._say("starting vLLM ...")
+
     def told(self, progress: Progress) -> None:
         done, planned = progress.done, progress.planned
         line = f"{done} of {planned} loads, at most {max(0.0, progress.left_s):.0f} s more"
+        if self._live is not None or done * _PLAIN_LINES // planned != self._said:
+            self._said = done * _PLAIN_LINES // planned
+            self._say(line)
+
+    def _say(self, line: str) -> None:
         if self._live is not None:
             self._live.update(Text(line))
-        elif done * _PLAIN_LINES // planned != self._said:
-            self._said = done * _PLAIN_LINES // planned
+        else:
             typer.echo(line, err=True)
 
 
 @contextmanager
 def _progress() -> Iterator[_Progress]:
-    starting = "starting vLLM ..."
     if not sys.stderr.isatty():
-        typer.echo(starting, err=True)
         yield _Progress(None)
         return
-    with Live(Text(starting), console=Console(stderr=True), transient=True) as live:
+    with Live(console=Console(stderr=True), transient=True) as live:
         yield _Progress(live)
 
 

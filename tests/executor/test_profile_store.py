@@ -156,7 +156,7 @@ def test_a_full_disk_leaves_the_old_profile_whole(store: ProfileStore, monkeypat
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match="cannot be written"):
+    with pytest.raises(ClusterError, match="cannot be kept"):
         ProfileStore(tmp_path / "file" / "profiles").keep(KEY, state(taught()))
 
 
