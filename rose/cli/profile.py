@@ -26,6 +26,8 @@ from rose_executor.step_shape import StepShape
 _DTYPES = ("float32", "bfloat16")
 _BLOCK_TOKENS = 32
 _PLAIN_LINES = 4
+_UPPER_ERROR_QUIET = 0.35
+"""On machines that did nothing else, nine in ten steps of the models that were recorded missed by less."""
 
 
 def profile_command(
@@ -110,6 +112,7 @@ def render(found: Profiled, job: ProfileJob) -> RenderableType:
     for name, shape in _examples(found):
         table.add_row(name, _time(found.profile.seconds(shape)))
     error = found.error
+    busy = "That is a lot. Was the machine busy? Run it again when nothing else runs."
     return Group(
         Text(f"{job.model} on {found.key.device}, {found.key.vllm}: {len(found.steps)} steps in {found.took_s:.0f} s"),
         Text(
@@ -123,6 +126,7 @@ def render(found: Profiled, job: ProfileJob) -> RenderableType:
             f"Steps held out of it took what it says within {error.median:.0%} (half of them) or {error.upper:.0%} "
             f"(nine in ten); one in a hundred took more than {error.slower:.1f} times that."
         ),
+        *([Text(busy, "yellow")] if error.upper > _UPPER_ERROR_QUIET else []),
         Text(f"kept as {found.file}"),
     )
 

