@@ -32,8 +32,8 @@ _FIRST_TOKENS = 8
 """What may be tried of an engine of which no step was seen yet."""
 _WANDERING = 0.003
 """Variance by which a part may change at each step, as a share of its square: some hundreds of steps and it is new."""
-_PART_MIN = 0.02
-"""Share of the largest step's cost: a part that makes up less of it wanders as if it made up so much."""
+_PART_MIN = 0.2
+"""Share of the largest step's cost: what grows with a step, and makes up less, wanders as if it made up so much."""
 _LOOSENED = 0.1
 """Variance, in units of one step's, of the factor by which an engine that drifts may become slower at each step."""
 _ERROR_MAX = 8.0
@@ -171,21 +171,20 @@ class StepProfile:
         if self.drifted is not None:
             # What makes an engine slower makes most often all of it slower, and that is learnt from any step.
             fit.loosen(_LOOSENED)
-        leverage = fit.leverage(row)
         missed = abs(error)
-        # Where little is known even of its like, a step that misses by much is no exception.
-        doubted_from = _DOUBTED_FROM * self._spread * (1 + leverage) ** 0.5
+        doubted_from = _DOUBTED_FROM * self._spread
         weight = 1.0 if missed <= doubted_from else doubted_from / missed
-        fit.learn(row, leverage, error, weight)
+        fit.learn(row, error, weight)
         taken = min(missed, _SPREAD_TAKEN_MAX * self._spread)
         self._spread = max(_SPREAD_MIN, self._spread + _SPREAD_GAIN * (taken - self._spread))
 
     def _sizes(self, fit: TrackingFit) -> tuple[float, float, float, float]:
+        """Of the parts, as they wander: none stays 0 for ever because it was 0 once."""
         fixed, per_token, per_seq, per_context = fit.parts
         tokens, seqs, context = self._most
         least = _PART_MIN * self._line(self._most)
         return (
-            max(fixed, _PART_MIN * self._line(self._least)),
+            fixed,
             max(per_token, least / tokens),
             max(per_seq, least / seqs),
             max(per_context, least / max(context, _CONTEXT_FREE_TOKENS)),
@@ -197,7 +196,7 @@ def _first_fit(amounts: Amounts, seconds: float) -> TrackingFit:
     known = [unknown * (seconds / size) ** 2 for unknown, size in zip(_UNKNOWN, sizes, strict=True)]
     fit = TrackingFit([0.0] * 4, [[one if i == j else 0.0 for j in range(4)] for i, one in enumerate(known)])
     row = (1 / seconds, *(amount / seconds for amount in amounts))
-    fit.learn(row, fit.leverage(row), 1.0, 1.0)
+    fit.learn(row, 1.0, 1.0)
     return fit
 
 

@@ -47,13 +47,13 @@ class TrackingFit:
         self.covariance = [[self.covariance[i][i] if i == j else 0.0 for j in range(size)] for i in range(size)]
         return _dot(row, self._pulled(row))
 
-    def learn(self, row: Sequence[float], leverage: float, error: float, weight: float) -> None:
-        """Take one row with its leverage, and by how much its target exceeds what the parts make of it.
+    def learn(self, row: Sequence[float], error: float, weight: float) -> None:
+        """Take one row, and by how much its target exceeds what the parts make of it.
 
         It counts as `weight` of a row, from above 0 to 1.
         """
+        gain = weight / (1 + weight * self.leverage(row))
         pull = self._pulled(row)
-        gain = weight / (1 + weight * leverage)
         for line, mine in zip(self.covariance, pull, strict=True):
             for column, other in enumerate(pull):
                 line[column] -= gain * mine * other

@@ -42,6 +42,9 @@ def test_the_first_half_covers_the_grid() -> None:
     longest = [max(map(len, load.prompts)) for load in half]
     assert min(longest) <= 2
     assert max(longest) > 500
+    few = loads[:10]
+    assert len({len(load.prompts) for load in few}) >= 4
+    assert len({len(str(max(map(len, load.prompts)))) for load in few}) >= 3
 
 
 def test_no_prompt_begins_as_another_does() -> None:
@@ -82,6 +85,12 @@ def test_steps_of_a_real_engine_are_told_better_than_any_line_in_tokens_could() 
     assert error.mean < 0.6 * missed_by_line
     assert error.median < 0.1
     assert error.upper < 0.3
+
+
+def test_what_is_held_out_has_taught_nothing() -> None:
+    """One prompt among batches: guessed in proportion, for whoever has not seen it."""
+    seen = [SeenStep(StepShape(1), 0.01)] * 9 + [SeenStep(StepShape(1000), 0.02)]
+    assert held_out(seen, 0).upper == pytest.approx(1 - 0.02 / 10, abs=0.01)
 
 
 def test_too_few_steps_teach_nothing() -> None:

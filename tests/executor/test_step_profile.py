@@ -109,6 +109,48 @@ def test_until_it_has_followed_the_margin_covers_what_became_slower() -> None:
     assert (profile.margin, profile.drifted) == (1.0, None)
 
 
+def test_what_is_admitted_has_the_margin_too() -> None:
+    profile = taught(StepProfile(), traffic(400))
+    budget_s = truth(StepShape(200, 4, 1000))
+    before = profile.tokens_within(budget_s, 8192, 4, 1000)
+    taught(profile, traffic(10, seed=3), 3.0)
+    assert profile.margin > 2
+    admitted = profile.tokens_within(budget_s, 8192, 4, 1000)
+    assert admitted < before / 2
+    assert profile.seconds(StepShape(admitted, 4, 1000)) <= budget_s < profile.seconds(StepShape(admitted + 1, 4, 1000))
+
+
+def test_the_first_prompts_teach_what_prompts_cost_however_far_off_the_guess_was() -> None:
+    """Batches alone, nearly all of whose cost is fixed; a prompt is guessed to cost in proportion."""
+    profile, fixed_s = StepProfile(), 0.01
+    for at in range(300):
+        profile.saw(StepShape(8, 8, 8 * at), fixed_s, float(at))
+    assert profile.seconds(StepShape(500)) > 0.3
+    for at in range(2):
+        profile.saw(StepShape(500), fixed_s + 0.002, 300.0 + at)
+    assert profile.seconds(StepShape(500)) == pytest.approx(fixed_s + 0.002, rel=0.4)
+
+
+def test_a_part_that_was_nought_for_long_is_found_when_it_comes() -> None:
+    profile, seeded = StepProfile(), random.Random(6)
+    for at in range(4000):
+        context = seeded.randint(0, 60_000)
+        part = 1e-6 if at >= 3000 else 0.0
+        profile.saw(StepShape(8, 8, context), 0.02 + part * context, float(at))
+    assert profile.seconds(StepShape(8, 8, 50_000)) == pytest.approx(0.07, rel=0.1)
+    assert profile.seconds(StepShape(8, 8, 5_000)) == pytest.approx(0.025, rel=0.1)
+
+
+def test_a_fixed_cost_that_was_none_for_long_is_found_in_the_end() -> None:
+    profile, seeded = StepProfile(), random.Random(6)
+    for at in range(10_000):
+        tokens = seeded.randint(20, 300)
+        fixed = 0.004 if at >= 3000 else 0.0
+        profile.saw(StepShape(tokens, seeded.randint(1, 20)), fixed + 1e-4 * tokens, float(at))
+    assert profile.seconds(StepShape(20, 5)) == pytest.approx(0.006, rel=0.15)
+    assert profile.seconds(StepShape(250, 5)) == pytest.approx(0.029, rel=0.1)
+
+
 def test_with_one_size_seen_larger_steps_cost_in_proportion_and_smaller_ones_the_same() -> None:
     profile = one_size(*[(8, 0.01)] * 5)
     told = [profile.seconds(StepShape(tokens)) for tokens in (1, 8, 16, 80)]

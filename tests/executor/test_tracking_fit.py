@@ -22,7 +22,7 @@ def unknown() -> TrackingFit:
 
 def tell(fit: TrackingFit, row: tuple[float, float, float], target: float, weight: float = 1.0) -> None:
     made = sum(value * part for value, part in zip(fit.parts, row, strict=True))
-    fit.learn(row, fit.leverage(row), target - made, weight)
+    fit.learn(row, target - made, weight)
 
 
 def test_what_rows_agree_on_is_found() -> None:
@@ -94,9 +94,8 @@ def test_no_part_is_ever_negative_and_no_variance_lost(rows: list[tuple[float, .
     """Rows of any size and direction, with errors that contradict each other."""
     fit = unknown()
     for *row, error, weight in rows:
-        leverage = fit.leverage(row)
-        assert leverage > 0
-        fit.learn(row, leverage, error, weight)
+        assert fit.leverage(row) > 0
+        fit.learn(row, error, weight)
         assert min(fit.parts) >= 0
         assert all(fit.covariance[i][i] > 0 for i in range(3))
         assert all(
