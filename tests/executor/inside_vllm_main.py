@@ -28,7 +28,7 @@ from rose_executor import (
 )
 from rose_executor.board import SERVING, BoardReader, claim_quota
 
-CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101))
+CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101, block_size=32))
 
 
 def clashes() -> list[str]:
