@@ -8,19 +8,21 @@ Invariants
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.errors import EngineError
+from rose_executor import vllm_contract
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
+from rose_executor.step_clock import step_clock
 from rose_executor.step_log import StepLogWriter
 from rose_executor.step_shape import StepShape
+
+_READS = ("vllm_config", "requests")
 
 
 class _Recording(Counting):
@@ -33,6 +35,7 @@ class _Recording(Counting):
         env = EngineEnv.read()
         if env is None or env.step_log is None:
             raise EngineError("the recording scheduler runs without a file", expected="an engine to be profiled")
+        vllm_contract.check_attributes(self, _READS)
         self._record = StepLogWriter(env.step_log)
         self._record_clock = step_clock(self.vllm_config)  # type: ignore[attr-defined]
         self._record_under_way: deque[tuple[float, StepShape]] = deque()
@@ -66,11 +69,3 @@ class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]
 
 class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
     """For GPU engines: a plain scheduler would silently switch asynchronous scheduling off."""
-
-
-def step_clock(config: Any) -> Callable[[], float]:
-    """The clock of a step's cost: processor time where this very thread computes on the CPU, else time that passes."""
-    from vllm.platforms import current_platform
-
-    computes_here = config.parallel_config.distributed_executor_backend == "uni"
-    return time.thread_time if current_platform.is_cpu() and computes_here else time.perf_counter
