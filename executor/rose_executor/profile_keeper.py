@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from rose.errors import ClusterError
+from rose.errors import RoseError
 from rose.logs import logger
 from rose_executor.profile_key import ProfileKey
 from rose_executor.profile_store import ProfileStore
@@ -54,7 +54,7 @@ class ProfileKeeper:
     def _keep(self, state: ProfileState) -> None:
         try:
             self._store.keep(self._key, state)
-        except ClusterError as error:
+        except RoseError as error:
             if not self.trouble:
                 log.warning("what was learnt of the guest's steps cannot be kept", why=str(error))
             self.trouble = str(error)

@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rose.errors import ClusterError, ConfigError
+from rose.errors import ClusterError, ConfigError, EngineError
 from rose.small_file import read_small_file
 from rose_executor.profile_key import ProfileKey
 from rose_executor.step_profile import ProfileState, StepProfile
@@ -27,12 +28,14 @@ from rose_transfer.store.files import write_whole
 FORMAT: Final = 1
 _FILE_BYTES_MAX = 1 << 16
 _EXPECTED = "a step profile as `rose profile` writes it"
+_ROUNDING = 1e-3
 _TO_DO = "remove it, or make it anew: rose profile MODEL"
 
-_Part = Annotated[float, Field(ge=0)]
+_Part = Annotated[float, Field(ge=0, le=3600)]
+_Variance = Annotated[float, Field(ge=-1e12, le=1e12)]
 _Count = Annotated[int, Field(ge=1, le=2**53)]
 _Behind = Annotated[int, Field(ge=0, le=2**53)]
-_Row = tuple[float, float, float, float]
+_Row = tuple[_Variance, _Variance, _Variance, _Variance]
 _Amounts = tuple[_Count, _Count, _Behind]
 
 
@@ -51,13 +54,18 @@ class _File(BaseModel):
     covariance: tuple[_Row, _Row, _Row, _Row]
     least: _Amounts
     most: _Amounts
-    spread: Annotated[float, Field(gt=0)]
+    spread: Annotated[float, Field(gt=0, le=100)]
     steps: _Count
 
     @model_validator(mode="after")
     def _sound(self) -> _File:
         if any(self.covariance[at][at] <= 0 for at in range(4)):
             raise ValueError("covariance: a variance is not above 0")
+        for row, column in itertools.combinations(range(4), 2):
+            most = (self.covariance[row][row] * self.covariance[column][column]) ** 0.5
+            one, other = self.covariance[row][column], self.covariance[column][row]
+            if abs(one - other) > _ROUNDING * most or abs(one) > (1 + _ROUNDING) * most:
+                raise ValueError("covariance: it is none")
         if any(more < less for less, more in zip(self.least, self.most, strict=True)):
             raise ValueError("most: less than least")
         return self
@@ -89,9 +97,16 @@ class ProfileStore:
         return _profile(found)
 
     def keep(self, key: ProfileKey, state: ProfileState) -> Path:
-        """Put what a profile knows where `find` looks, and say where. Raises ClusterError if that cannot be written."""
+        """Put what a profile knows where `find` looks, and say where.
+
+        Raises ClusterError if that cannot be written, EngineError if it is nothing that `find` would take: the profile
+        that is there stays.
+        """
         path = self.path(key)
-        text = _File(**asdict(key), **_plain(state)).model_dump_json(indent=2)
+        try:
+            text = _File(**asdict(key), **_plain(state)).model_dump_json(indent=2)
+        except ValidationError as error:
+            raise EngineError(f"what was learnt of steps is no profile: {_first(error)}", expected=_EXPECTED) from None
         self.prepare()
         try:
             write_whole(path, f"{text}\n".encode())
@@ -140,8 +155,12 @@ def _read(path: Path) -> _File:
             raise ValueError(f"format {found.get('format')!r:.20}, not {FORMAT}")
         return _File.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise ConfigError(f"{path} is damaged: {why}", expected=_EXPECTED, to_do=_TO_DO) from None
+        raise ConfigError(f"{path} is damaged: {_first(error)}", expected=_EXPECTED, to_do=_TO_DO) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}", expected=_EXPECTED, to_do=_TO_DO) from None
+
+
+def _first(error: ValidationError) -> str:
+    """What is wrong first, and where."""
+    first = error.errors(include_url=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))

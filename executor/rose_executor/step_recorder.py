@@ -15,11 +15,14 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.errors import EngineError
+from rose_executor import vllm_contract
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
 from rose_executor.step_clock import step_clock
 from rose_executor.step_log import SeenStep, StepLogWriter
 from rose_executor.step_shape import StepShape
+
+_READS = ("vllm_config", "requests")
 
 
 class _Recording(Counting):
@@ -32,6 +35,7 @@ class _Recording(Counting):
         env = EngineEnv.read()
         if env is None or env.step_log is None:
             raise EngineError("the recording scheduler runs without a file", expected="an engine to be profiled")
+        vllm_contract.check_attributes(self, _READS)
         self._record = StepLogWriter(env.step_log)
         self._record_clock = step_clock(self.vllm_config)  # type: ignore[attr-defined]
         self._record_under_way: deque[tuple[float, StepShape]] = deque()

@@ -75,7 +75,7 @@ def test_steps_teach_a_profile_and_tell_how_well_it_knows_others() -> None:
 
 
 def test_steps_of_a_real_engine_are_told_better_than_any_line_in_tokens_could() -> None:
-    """Recorded by `rose profile` (vLLM 0.32 on two busy cores, 1 M parameters): held out here, not held out there."""
+    """Held out here, not held out there. Recorded by `rose profile MODEL --max-num-seqs 64`: vLLM 0.32, two cores."""
     recorded = read_steps(Path(__file__).with_name("recorded_steps.jsonl"))
     tokens = np.array([[1.0, step.shape.tokens] for step in recorded])
     seconds = np.array([step.seconds for step in recorded])

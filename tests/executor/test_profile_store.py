@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from rose.errors import ClusterError, ConfigError
+from rose.errors import ClusterError, ConfigError, EngineError
 from rose.machine import Gpu, look
 from rose_executor import profile_store
 from rose_executor.engine_settings import EngineSettings
@@ -58,6 +58,7 @@ def test_what_was_kept_is_found(store: ProfileStore) -> None:
     assert found is not None
     assert found.state() == profile.state()
     assert found.seconds(PROBE) == profile.seconds(PROBE)
+    assert found.tokens_within(0.0055, 8192) > 20  # at once, without trying a few first
 
 
 @pytest.mark.parametrize("name", ["model", "device", "vllm", "settings"])
@@ -100,6 +101,9 @@ def change(text: str, **values: Any) -> str:
         (lambda text: change(text, parts=[0.1, 0.1, 0.1, -1e-9]), "parts.3"),
         (lambda text: change(text, parts=[0.1, 0.1, 0.1, float("nan")]), "parts.3"),
         (lambda text: change(text, covariance=[[0.0] * 4] * 4), "a variance is not above 0"),
+        (lambda text: change(text, covariance=[[1.0, 9.0, 0.0, 0.0], *[[9.0, 1.0, 1.0, 1.0]] * 3]), "it is none"),
+        (lambda text: change(text, covariance=[[1.0, 0.5, 0.5, 0.5], *[[0.0, 1.0, 1.0, 1.0]] * 3]), "it is none"),
+        (lambda text: change(text, covariance=[[1e300] * 4] * 4), "covariance"),
         (lambda text: change(text, most=[0, 1, 1]), "most.0"),
         (lambda text: change(text, most=[1, 1, 1], least=[2, 1, 1]), "less than least"),
         (lambda text: change(text, spread=0.0), "spread"),
@@ -161,6 +165,20 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="cannot be kept"):
         ProfileStore(tmp_path / "file" / "profiles").keep(KEY, state(taught()))
+
+
+def test_what_would_be_refused_is_not_written(store: ProfileStore) -> None:
+    store.keep(KEY, state(taught()))
+    spoilt = replace(state(taught(60)), spread=float("inf"))
+    with pytest.raises(EngineError, match="no profile: spread"):
+        store.keep(KEY, spoilt)
+    keeper = ProfileKeeper(store, KEY, taught())
+    keeper._profile = StepProfile(spoilt)
+    keeper.save()
+    assert "no profile" in keeper.trouble
+    found = store.find(KEY)
+    assert found is not None
+    assert found.steps == 50
 
 
 def test_profiles_lie_with_the_users_state(tmp_path: Path) -> None:
