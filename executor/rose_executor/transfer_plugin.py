@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from rose.logs import logger
-from rose_executor import version_label, vllm_contract
+from rose_executor import version_label, vllm_contract, vllm_reliances
 
 log = logger("transfer plugin")
 BACKEND = "rose"
@@ -23,7 +23,7 @@ def register() -> None:
 
     A vLLM that moved what this relies on is left as it is: it may be a user's own, which must not suffer from ours.
     """
-    if missing := vllm_contract.broken(vllm_contract.BACKEND_RELIES_ON):
+    if missing := vllm_contract.broken(vllm_reliances.BACKEND):
         log.info("the weight transfer backend is not offered", why="; ".join(missing))
         return
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
