@@ -11,7 +11,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +84,17 @@ def _busy_share(seconds: float) -> float:
     return (time.process_time() - used) / (time.monotonic() - started)
 
 
+VLLM_VERSIONS = ("0.32", "0.30")
+"""The one in the environment, and one in a folder beside it, which `./dev test` makes if it can."""
+
+_OLDER_VLLM = Path(__file__).parents[1] / ".vllm-0.30"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("each_vllm"):
+        metafunc.parametrize("rig", VLLM_VERSIONS, indirect=True, scope="session")
+
+
 VOCABULARY = 96
 
 
@@ -127,12 +138,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class EngineRig:
     """One event loop, one warm process and one live engine on the tiny model, for a whole test run.
 
-    `run` drives a coroutine to its end. `refresh` brings the shared engine back to version 0 after a test
-    that changed its weights or killed it.
+    It runs `vllm`, whose packages are in `packages` where they are not the environment's own. `run` drives a coroutine
+    to its end. `refresh` brings the shared engine back to version 0 after a test that changed its weights or killed it.
     """
 
-    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path) -> None:
+    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path, vllm: str, packages: Path | None) -> None:
         from rose.waits import WaitBoard
+
+        self.vllm = vllm
+        self._packages = packages
 
         self._runner = runner
         self.folder = folder
@@ -148,8 +162,8 @@ class EngineRig:
         from rose_executor.warm_process import WarmProcess
 
         # A test may also have a module of its own run where vLLM is imported already.
-        path = (str(Path(__file__).with_name("executor")), os.environ.get("PYTHONPATH", ""))
-        env = {**IMPORT_ENV, "PYTHONPATH": os.pathsep.join(filter(None, path))}
+        path = (self._packages, Path(__file__).with_name("executor"), os.environ.get("PYTHONPATH"))
+        env = {**IMPORT_ENV, "PYTHONPATH": os.pathsep.join(str(part) for part in path if part)}
         self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=env)
         self.session = open_session()
         self.engine = self.new_engine("engine-0")
@@ -190,15 +204,31 @@ class EngineRig:
 
 
 @pytest.fixture(scope="session")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[EngineRig]:
-    """The shared engine; a test that uses it is marked `engine`."""
-    # Short, because it holds unix sockets.
-    folder = tmp_path_factory.mktemp("rig")
+def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Callable[[str], EngineRig]]:
+    """A rig for each version of vLLM that is asked for."""
+    opened: dict[str, EngineRig] = {}
     with asyncio.Runner() as runner:
-        shared = EngineRig(runner, folder, tiny_model)
-        shared.run(shared.open())
-        yield shared
-        shared.run(shared.close())
+
+        def of(version: str) -> EngineRig:
+            if version not in opened:
+                packages = None if version == VLLM_VERSIONS[0] else _OLDER_VLLM
+                if packages is not None and not packages.is_dir():
+                    pytest.skip(f"vLLM {version} is not in {packages}: ./dev test fetches it where it can")
+                # Short, because it holds unix sockets.
+                rig = EngineRig(runner, tmp_path_factory.mktemp("rig"), tiny_model, version, packages)
+                rig.run(rig.open())
+                opened[version] = rig
+            return opened[version]
+
+        yield of
+        for rig in opened.values():
+            rig.run(rig.close())
+
+
+@pytest.fixture(scope="session")
+def rig(rigs: Callable[[str], EngineRig], request: pytest.FixtureRequest) -> EngineRig:
+    """The shared engine; a test that uses it is marked `engine`, and `each_vllm` too where every version counts."""
+    return rigs(getattr(request, "param", VLLM_VERSIONS[0]))
 
 
 @pytest.fixture

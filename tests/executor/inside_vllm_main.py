@@ -17,7 +17,7 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from rose_executor import counting_scheduler, engine_env, quota_scheduler, serving_probe, vllm_contract
+from rose_executor import counting_scheduler, engine_env, quota_scheduler, serving_probe, vllm_030
 from rose_executor.board import SERVING, BoardReader, claim_quota
 
 CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101))
@@ -125,11 +125,11 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
+    vllm_030.level_engine()
     serving_probe._LOOK_AGAIN_S = 0.05
     scenarios = (second_engine, tells, finds_a_late_board, odd_statistics, broken_file_system)
     said: dict[str, Any] = {
         "clashes": clashes(),
-        "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),
         "inert": asked(inert, answers.parent, named=False),
         **{scenario.__name__: asked(scenario, answers.parent) for scenario in scenarios},
     }

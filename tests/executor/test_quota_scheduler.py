@@ -22,7 +22,7 @@ from rose_executor.board_states import GuestState, Quota
 from rose_executor.token_route import TokenRoute
 from rose_transfer.snapshot import WEIGHTS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.each_vllm]
 
 BLOCKS = 400
 TOKENS = 160

@@ -1,0 +1,80 @@
+"""The contract with vLLM: each name that ROSE relies on is where it is used, in every version that is supported."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import VLLM_VERSIONS
+
+import rose_executor
+from rose_executor.launcher import Command
+from rose_executor.vllm_reliances import EVERYWHERE, OLDER, SUPPORTED, Reliance
+
+PUBLIC = {("vllm", "LLM"), ("vllm", "SamplingParams"), ("vllm.inputs", "TokensPrompt")}
+"""What vLLM's own documentation tells users to import."""
+
+
+def told(reliance: Reliance) -> str:
+    module, name, parameters = reliance
+    return f"{module}.{name}({', '.join(parameters)})" if parameters else f"{module}.{name}"
+
+
+@pytest.fixture(scope="module")
+def missing(rig: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Reliance, list[str]]:
+    """What `contract_main` says."""
+    folder = tmp_path_factory.mktemp("contract")
+
+    async def ask() -> None:
+        child = await rig.warm.launch(Command("contract_main", (str(folder / "answer"),), folder / "log", folder))
+        assert await asyncio.wait_for(child.wait(), 90) == 0, (folder / "log").read_text()[-3000:]
+
+    rig.run(ask())
+    answer = json.loads((folder / "answer").read_text())
+    assert answer["version"].startswith(f"{rig.vllm}.")
+    return dict(zip((*EVERYWHERE, *OLDER), answer["missing"], strict=True))
+
+
+@pytest.mark.engine
+@pytest.mark.each_vllm
+@pytest.mark.parametrize("reliance", EVERYWHERE, ids=told)
+def test_vllm_has(reliance: Reliance, missing: dict[Reliance, list[str]]) -> None:
+    assert missing[reliance] == []
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("rig", VLLM_VERSIONS[1:], indirect=True, scope="session")
+@pytest.mark.parametrize("reliance", OLDER, ids=told)
+def test_the_older_vllm_has_what_is_added_to(reliance: Reliance, missing: dict[Reliance, list[str]]) -> None:
+    assert missing[reliance] == []
+
+
+def test_the_versions_tested_are_those_supported() -> None:
+    assert SUPPORTED == VLLM_VERSIONS
+
+
+def imported() -> Iterator[tuple[str, str, str]]:
+    """(file, module, name) of each name that a module of ours imports from vLLM."""
+    for file in sorted(Path(rose_executor.__path__[0]).glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "vllm":
+                yield from ((file.name, node.module or "", alias.name) for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from ((file.name, alias.name, "") for alias in node.names if alias.name.startswith("vllm."))
+
+
+def test_no_module_imports_from_vllm_what_is_in_no_contract() -> None:
+    heads = {(module, name.partition(".")[0]) for module, name, _ in (*EVERYWHERE, *OLDER)}
+    modules = {module for module, _ in heads}
+    found = list(imported())
+    assert len(found) > 30
+    assert [
+        (file, module, name)
+        for file, module, name in found
+        if (module, name) not in heads | PUBLIC and (f"{module}.{name}" if name else module) not in modules
+    ] == []
