@@ -84,15 +84,15 @@ def _busy_share(seconds: float) -> float:
     return (time.process_time() - used) / (time.monotonic() - started)
 
 
-VLLM_VERSIONS = ("0.32", "0.30")
-"""The one in the environment, and one in a folder beside it, which `./dev test` makes if it can."""
-
+# Beside the one in the environment; made by `./dev test`, if it can.
 _OLDER_VLLM = Path(__file__).parents[1] / ".vllm-0.30"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    from rose_executor.vllm_reliances import SUPPORTED
+
     if metafunc.definition.get_closest_marker("each_vllm"):
-        metafunc.parametrize("rig", VLLM_VERSIONS, indirect=True, scope="session")
+        metafunc.parametrize("rig", SUPPORTED, indirect=True, scope="session")
 
 
 VOCABULARY = 96
@@ -204,14 +204,16 @@ class EngineRig:
 
 
 @pytest.fixture(scope="session")
-def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Callable[[str], EngineRig]]:
-    """A rig for each version of vLLM that is asked for."""
+def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Callable[..., EngineRig]]:
+    """A rig for each version of vLLM that is asked for, by default that in the environment."""
+    from rose_executor.vllm_reliances import SUPPORTED
+
     opened: dict[str, EngineRig] = {}
     with asyncio.Runner() as runner:
 
-        def of(version: str) -> EngineRig:
+        def of(version: str = SUPPORTED[0]) -> EngineRig:
             if version not in opened:
-                packages = None if version == VLLM_VERSIONS[0] else _OLDER_VLLM
+                packages = None if version == SUPPORTED[0] else _OLDER_VLLM
                 if packages is not None and not packages.is_dir():
                     pytest.skip(f"vLLM {version} is not in {packages}: ./dev test fetches it where it can")
                 # Short, because it holds unix sockets.
@@ -226,9 +228,9 @@ def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
 
 
 @pytest.fixture(scope="session")
-def rig(rigs: Callable[[str], EngineRig], request: pytest.FixtureRequest) -> EngineRig:
+def rig(rigs: Callable[..., EngineRig], request: pytest.FixtureRequest) -> EngineRig:
     """The shared engine; a test that uses it is marked `engine`, and `each_vllm` too where every version counts."""
-    return rigs(getattr(request, "param", VLLM_VERSIONS[0]))
+    return rigs(request.param) if hasattr(request, "param") else rigs()
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ class _ReadToTheEnd(list[Any]):
 def _ask_every_worker() -> None:
     """Where one of several workers fails, the others are neither left waiting for it, nor left unread.
 
-    vLLM 0.32 does not read the answers of the others then, and takes them for those to its next question. And a worker
+    vLLM does not read the answers of the others then, and takes them for those to its next question. And a worker
     for which a list of update information is too short fails before the backend, which others wait in, hears of it.
     """
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import VLLM_VERSIONS
 
 import rose_executor
 from rose_executor.launcher import Command
@@ -48,14 +47,10 @@ def test_vllm_has(reliance: Reliance, missing: dict[Reliance, list[str]]) -> Non
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("rig", VLLM_VERSIONS[1:], indirect=True, scope="session")
+@pytest.mark.parametrize("rig", SUPPORTED[1:], indirect=True, scope="session")
 @pytest.mark.parametrize("reliance", OLDER, ids=told)
 def test_the_older_vllm_has_what_is_added_to(reliance: Reliance, missing: dict[Reliance, list[str]]) -> None:
     assert missing[reliance] == []
-
-
-def test_the_versions_tested_are_those_supported() -> None:
-    assert SUPPORTED == VLLM_VERSIONS
 
 
 def imported() -> Iterator[tuple[str, str, str]]:
