@@ -7,6 +7,7 @@ Called with a question (JSON: model, board, asynchronous, seeds, steps) and wher
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import sys
@@ -21,7 +22,7 @@ from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 
-from rose_executor.board import GUEST, BoardReader, claim_quota
+from rose_executor.board import GUEST, QUOTA, BoardReader, claim_quota
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.engine_env import EngineEnv
 
@@ -30,6 +31,9 @@ FREE = Quota(kv_blocks=BLOCKS, tokens_per_step=TOKENS, active_seqs=SEQS, gate_op
 # Prompts with a common beginning, which the prefix cache shares, and how many tokens are generated behind each.
 PROMPTS = [[3 + (j if j < 33 else j * (i + 2)) % 90 for j in range(20 + 11 * i)] for i in range(8)]
 LENGTHS = [15 + 17 * (i % 4) for i in range(8)]
+EVENTS = {"arrive": 12, "quota": 6, "free": 4, "abort": 2, "pause": 1, "empty the cache": 1, "nothing": 74}
+"""How often each, of a hundred."""
+
 _STUCK_STEPS = 5_000
 
 
@@ -74,7 +78,7 @@ class Bench:
         ).llm_engine
         self.core: Any = self.engine.engine_core.engine_core
         assert (self.core.batch_queue is not None) == question["asynchronous"]
-        self.quota, self.schedules = FREE, 0
+        self.quota, self.schedules, self.written_s = FREE, 0, 0.0
         self.wrong: list[str] = []
         self.done: Counter[str] = Counter()
         self.answers: dict[str, list[int]] = {}
@@ -88,18 +92,28 @@ class Bench:
         self.schedules += 1
         state = self.state()
         tokens = self.quota.tokens_per_step if self.quota.gate_open else 0
-        if state.quota_number != self.writer.number:
+        if state.quota_number == 0 and time.monotonic() - self.written_s > QUOTA.stale_after_s:
+            # This process was kept waiting between the two, and the guest shut its gate by itself.
+            tokens = 0
+        elif state.quota_number != self.writer.number:
             self.wrong.append(f"schedule {self.schedules}: quota {self.writer.number} is not in force: {state}")
         elif state.kv_blocks_used > self.quota.kv_blocks or state.running > self.quota.active_seqs:
             self.wrong.append(f"schedule {self.schedules}: {state} under {self.quota}")
-        elif output.total_num_scheduled_tokens > tokens:
+        if output.total_num_scheduled_tokens > tokens:
             self.wrong.append(f"schedule {self.schedules}: {output.total_num_scheduled_tokens} tokens, not {tokens}")
-        elif self.quota == FREE and state.waiting and not state.running and not output.total_num_scheduled_tokens:
+        if (
+            self.quota == FREE
+            and tokens
+            and state.waiting
+            and not state.running
+            and not output.total_num_scheduled_tokens
+        ):
             self.wrong.append(f"schedule {self.schedules}: nothing runs, and everything may: {state}")
         return output
 
     def step(self) -> None:
         # Renewed each time, as by an executor: nobody knows how long a step takes on a busy machine.
+        self.written_s = time.monotonic()
         self.writer.write(self.quota)
         for output in self.engine.step():
             self.answers[output.request_id] = list(output.outputs[0].token_ids)
@@ -128,7 +142,7 @@ class Bench:
 
     def state(self) -> GuestState:
         """What the guest has said last."""
-        state = self.reader.read(GUEST, time.monotonic()).state
+        state = self.reader.read(replace(GUEST, stale_after_s=math.inf), time.monotonic()).state
         assert state is not None
         return state
 
@@ -151,9 +165,7 @@ def drawn(seeded: random.Random) -> Quota:
 
 def disturb(bench: Bench, seeded: random.Random, name: str) -> None:
     """What happens before one step: mostly nothing."""
-    event = seeded.choices(
-        ("arrive", "quota", "free", "abort", "pause", "empty the cache", "nothing"), (12, 6, 4, 2, 1, 1, 74)
-    )[0]
+    event = seeded.choices(tuple(EVENTS), tuple(EVENTS.values()))[0]
     if event == "arrive" and len(bench.live) < 2 * SEQS:
         bench.add(f"{seeded.randrange(len(PROMPTS))}-{name}", seeded.randrange(3))
     elif event == "quota":
@@ -204,7 +216,7 @@ def outcome(bench: Bench, seed: int, steps: int, reference: list[list[int]]) -> 
         "whole": len(bench.answers.keys() - bench.aborted),
         "cut_short": len(bench.answers.keys() & bench.aborted),
         "preempted": bench.state().preemptions - preempted,
-        "done": dict(bench.done),
+        "never": sorted(EVENTS.keys() - bench.done.keys()),
     }
 
 
