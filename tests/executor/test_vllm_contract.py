@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,6 @@ from typing import Any
 import pytest
 
 import rose_executor
-from rose_executor.launcher import Command
 from rose_executor.vllm_reliances import EVERYWHERE, OLDER, SUPPORTED, Reliance
 
 PUBLIC = {("vllm", "LLM"), ("vllm", "SamplingParams"), ("vllm.inputs", "TokensPrompt")}
@@ -25,18 +26,24 @@ def told(reliance: Reliance) -> str:
 
 
 @pytest.fixture(scope="module")
-def missing(rig: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[Reliance, list[str]]:
-    """What `contract_main` says."""
-    folder = tmp_path_factory.mktemp("contract")
+def answer(vllm_env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What `contract_main` says, which imports nothing that would not start where a single name is missing."""
+    path = tmp_path_factory.mktemp("contract") / "answer"
+    command = [sys.executable, "-P", "-m", "contract_main", str(path)]
+    done = subprocess.run(command, env={**os.environ, **vllm_env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(path.read_text())
 
-    async def ask() -> None:
-        child = await rig.warm.launch(Command("contract_main", (str(folder / "answer"),), folder / "log", folder))
-        assert await asyncio.wait_for(child.wait(), 90) == 0, (folder / "log").read_text()[-3000:]
 
-    rig.run(ask())
-    answer = json.loads((folder / "answer").read_text())
-    assert answer["version"].startswith(f"{rig.vllm}.")
+@pytest.fixture(scope="module")
+def missing(answer: Any) -> dict[Reliance, list[str]]:
     return dict(zip((*EVERYWHERE, *OLDER), answer["missing"], strict=True))
+
+
+@pytest.mark.engine
+@pytest.mark.each_vllm
+def test_the_vllm_that_is_tested_is_of_the_version_that_is_named(answer: Any, request: pytest.FixtureRequest) -> None:
+    assert answer["version"].startswith(f"{request.node.callspec.params['vllm_env']}.")
 
 
 @pytest.mark.engine
@@ -47,7 +54,7 @@ def test_vllm_has(reliance: Reliance, missing: dict[Reliance, list[str]]) -> Non
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("rig", SUPPORTED[1:], indirect=True, scope="session")
+@pytest.mark.parametrize("vllm_env", SUPPORTED[1:], indirect=True, scope="session")
 @pytest.mark.parametrize("reliance", OLDER, ids=told)
 def test_the_older_vllm_has_what_is_added_to(reliance: Reliance, missing: dict[Reliance, list[str]]) -> None:
     assert missing[reliance] == []
