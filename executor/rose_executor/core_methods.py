@@ -10,7 +10,7 @@ Invariants
 
 Each function takes the engine core as `self`; `vllm_plugin` installs those in `NAMES`. Results are plain
 values because they travel by msgpack; an exception's text reaches the caller. Source of the pause
-semantics: vLLM 0.32 `EngineCore.pause_scheduler(mode="keep")`.
+semantics: vLLM's `EngineCore.pause_scheduler(mode="keep")`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from rose.errors import ClusterError
-from rose_executor import serving_arrivals, vllm_contract
+from rose_executor import serving_arrivals, vllm_contract, vllm_reliances
 from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
 from rose_executor.board_states import ServingState
 from rose_executor.engine_env import serving_board, serving_profile
@@ -124,7 +124,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
 
     @_never_hurting
     def _begin(self) -> None:
-        vllm_contract.check(vllm_contract.PROBE_RELIES_ON)
+        vllm_contract.check(vllm_reliances.PROBE)
         serving_arrivals.tell(self)
 
     def _write(self, state: ServingState) -> None:

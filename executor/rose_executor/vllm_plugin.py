@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from rose.processes import die_with_parent, forked_children_die_with_parent
-from rose_executor import transfer_plugin, vllm_contract
+from rose_executor import transfer_plugin, vllm_030, vllm_contract, vllm_reliances
 from rose_executor.engine_env import EngineEnv
 
 
@@ -22,9 +22,10 @@ def register() -> None:
     env = EngineEnv.read()
     if env is None:
         return
+    vllm_030.level_engine()
     vllm_contract.check()
     if env.board is not None:
-        vllm_contract.check(vllm_contract.QUOTA_RELIES_ON)
+        vllm_contract.check(vllm_reliances.QUOTA)
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()

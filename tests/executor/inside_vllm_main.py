@@ -24,7 +24,7 @@ from rose_executor import (
     quota_scheduler,
     serving_arrivals,
     serving_probe,
-    vllm_contract,
+    vllm_030,
 )
 from rose_executor.board import SERVING, BoardReader, claim_quota
 
@@ -165,11 +165,11 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
+    vllm_030.level_engine()
     serving_probe._LOOK_AGAIN_S = 0.05
     scenarios = (second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics, broken_file_system)
     said: dict[str, Any] = {
         "clashes": clashes(),
-        "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),
         "inert": asked(inert, answers.parent, named=False),
         **{scenario.__name__: asked(scenario, answers.parent) for scenario in scenarios},
     }
