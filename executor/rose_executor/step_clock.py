@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The clock by which an engine's steps are counted."""
-=======
 """Which clock tells what a step costs the serving engine beside it."""
->>>>>>> profile
 
 from __future__ import annotations
 
@@ -12,11 +8,7 @@ from typing import Any
 
 
 def step_clock(config: Any) -> Callable[[], float]:
-<<<<<<< HEAD
-    """The clock of a step's cost: processor time where this very thread computes on the CPU, else time that passes."""
-=======
     """Processor time where this very thread computes on the CPU, else time that passes; `config` is vLLM's."""
->>>>>>> profile
     from vllm.platforms import current_platform
 
     computes_here = config.parallel_config.distributed_executor_backend == "uni"
