@@ -68,6 +68,14 @@ class Certificates:
     def channel_credentials(self) -> grpc.ChannelCredentials:
         return grpc.ssl_channel_credentials(self.authority, self.key, self.certificate)
 
+    def trouble(self) -> str:
+        """What has become wrong with this side's certificate, to follow its name; "" if nothing."""
+        try:
+            _shake_hands(self.client_context(), self.server_context())
+        except ssl.SSLCertVerificationError as error:
+            return words(error)
+        return ""
+
     def _context(self, protocol: int) -> ssl.SSLContext:
         """Raises OSError or ValueError for what is no PEM, or does not go together."""
         context = ssl.SSLContext(protocol)
@@ -87,17 +95,17 @@ def read_certificates(folder: str) -> Certificates | None:
         raise ConfigError(f"{at / KEY}: mode {key.mode:04o}", expected="mode 0600", to_do=f"chmod 600 {at / KEY}")
     found = Certificates(at, authority.content, certificate.content, key.content)
     try:
-        _shake_hands(found.client_context(), found.server_context())
-    except ssl.SSLCertVerificationError as error:
-        raise ConfigError(
-            f"{at / CERTIFICATE} {words(error)}",
-            expected=f"a certificate that is valid now, signed by {AUTHORITY}",
-            to_do=f"renew it; look with: openssl x509 -noout -text -in {at / CERTIFICATE}",
-        ) from error
+        trouble = found.trouble()
     except (OSError, ValueError) as error:  # SSLError is an OSError
         mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
         why = f"{KEY} is the key of another certificate" if mismatch else f"{error}"
         raise ConfigError(f"the certificates in {at} cannot be used: {why}", expected=_EXPECTED) from error
+    if trouble:
+        raise ConfigError(
+            f"{at / CERTIFICATE} {trouble}",
+            expected=f"a certificate that is valid now, signed by {AUTHORITY}",
+            to_do=f"renew it; look with: openssl x509 -noout -text -in {at / CERTIFICATE}",
+        )
     return found
 
 

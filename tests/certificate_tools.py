@@ -16,9 +16,14 @@ class Authority:
     folder: Path
 
     def signs(
-        self, name: str, *, names: str = "IP:127.0.0.1,DNS:localhost", valid: str = "", usage: str = "serverAuth,clientAuth"
+        self,
+        name: str,
+        *,
+        names: str = "IP:127.0.0.1,DNS:localhost",
+        valid: str = "",
+        usage: str = "serverAuth,clientAuth",
     ) -> Path:
-        """A folder as `rose.certificates` reads it; `valid` are two times in openssl's format, for two days by default."""
+        """A folder as `rose.certificates` reads it; `valid` are two times of openssl, for two days by default."""
         at = self.folder / name
         at.mkdir()
         _openssl(at, f"req -new {_CURVE} -subj /CN={name} -keyout tls.key -out request")

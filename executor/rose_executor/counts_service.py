@@ -1,7 +1,8 @@
 """Tells whoever samples on a lent engine what the engine counted, from its token pages, dead or alive.
 
 Invariants
-- Nobody without the token is heard, with certificates nobody without one, and only on the loopback interface; calls and messages are bounded.
+- Nobody without the token is heard (where there are certificates, nobody without one), and only on the loopback
+  interface; calls and messages are bounded.
 - `alive` is looked up before the page is read, so what is said of a dead incarnation is final.
 - Requests are read before the total, so the total is never less than their sum.
 - Who asks about an engine hears of its end, and its last counts, where the executor itself is ended in order.

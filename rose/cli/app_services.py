@@ -38,7 +38,10 @@ def relay(
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="Use TLS upstream, and trust this certificate.")
     ] = None,
-    cert: Annotated[Path | None, typer.Option("--cert", metavar="FILE", help="Serve with TLS: certificate. It is shown upstream too.")] = None,
+    cert: Annotated[
+        Path | None,
+        typer.Option("--cert", metavar="FILE", help="Serve with TLS: certificate. It is shown upstream too."),
+    ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Serve with TLS: its key.")] = None,
 ) -> None:
     """Pass weights on to the engines near by.

@@ -89,9 +89,7 @@ class Session:
             stack.callback(self._books.close)
             http = await stack.enter_async_context(open_session())
             token, certificates = new_token(), read_certificates(self.job.run.certificates)
-            leasing_open = open_leasing(
-                self.job, token, certificates, self.recorder, self._books, http, self._waits
-            )
+            leasing_open = open_leasing(self.job, token, certificates, self.recorder, self._books, http, self._waits)
             with self.recorder.during(START):
                 async with _loading(self.job, self._waits) as loading:
                     launcher, crew, leasing = await all_of(

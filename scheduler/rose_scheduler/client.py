@@ -97,8 +97,8 @@ class SchedulerClient:
 
     With `certificates` it speaks TLS, and shows its own.
 
-    Every method raises SchedulerError if the scheduler does not accept the token, the certificate or the call, and DeadlineExceeded
-    if it gives no answer in time; of a scheduler that does not answer at all, `GRACE_S` later.
+    Every method raises SchedulerError if the scheduler does not accept the token, the certificate or the call,
+    and DeadlineExceeded if it gives no answer in time; of a scheduler that does not answer at all, `GRACE_S` later.
     """
 
     def __init__(

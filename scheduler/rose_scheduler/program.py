@@ -34,7 +34,8 @@ def run_scheduler(config: SchedulerConfig, ready: Callable[[str, str], None]) ->
     """Serve until a signal. Whether that was SIGTERM. Main thread only.
 
     `ready` is told the address and that of the metrics, once both answer. Raises ConfigError if the token's file is
-    none or certificates cannot be used, ClusterError if a folder or a port cannot be had, and what the core raised, if it ever does.
+    none or certificates cannot be used, ClusterError if a folder or a port cannot be had, and what the core raised, if
+    it ever does.
     """
     token = read_token(config.scheduler.token_file)
     certificates = read_certificates(config.scheduler.certificates)

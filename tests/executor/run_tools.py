@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from rose.certificates import Certificates
 from rose.metrics import SchedulerMetrics
 from rose.waits import WaitBoard
 from rose_executor.board import SERVING, HalfWriter
@@ -77,15 +78,16 @@ class LendingRun:
 
 
 @asynccontextmanager
-async def lending_run(folder: Path, model: Path) -> AsyncIterator[LendingRun]:
+async def lending_run(folder: Path, model: Path, certificates: Certificates | None = None) -> AsyncIterator[LendingRun]:
     waits = WaitBoard()
     desk = Desk(Placement(Limits()), waits, SchedulerMetrics())
-    server, scheduler = await serve(desk, port=0, token=TOKEN)
-    serving = [partial(TcpServer, token=TOKEN, waits=waits)]
+    server, scheduler = await serve(desk, port=0, token=TOKEN, certificates=certificates)
+    tls = None if certificates is None else certificates.server_context()
+    serving = [partial(TcpServer, token=TOKEN, waits=waits, tls=tls)]
     try:
         async with (
             WeightPublisher(folder / "publisher", waits=waits, serve=serving) as publisher,
-            SchedulerClient(scheduler, token=TOKEN, waits=waits, timeout_s=LONG_S) as client,
+            SchedulerClient(scheduler, token=TOKEN, waits=waits, timeout_s=LONG_S, certificates=certificates) as client,
         ):
             weights = f"127.0.0.1:{publisher.servers[0].port}"  # type: ignore[attr-defined]
             yield LendingRun(folder, model, desk, scheduler, weights, client, publisher)

@@ -18,9 +18,11 @@ from typing import Any
 
 import psutil
 import pytest
+from certificate_tools import make_authority
 from prometheus_client import CollectorRegistry
 from run_tools import LONG_S, TOKEN, IdleServing, LendingRun, lending_run, until
 
+from rose.certificates import Certificates, read_certificates
 from rose.cli.executor import open_lender
 from rose.metrics import ExecutorMetrics
 from rose.runs import open_service
@@ -126,7 +128,7 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)
         counts = CountsClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S)
         serving = IdleServing(board)
-        async with open_lender(run.scheduler, TOKEN, waits) as lender:
+        async with open_lender(run.scheduler, TOKEN, None, waits) as lender:
             joined = Joined(partial(receiving, client, folder / "weights", waits), lender, "publisher", address)
             serves = asyncio.create_task(serving.run())
             running = asyncio.create_task(agent.run(joined))
@@ -221,14 +223,15 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
 class ExecutorProcess:
     """`rose executor` as a process of its own, beside an idle serving engine."""
 
-    def __init__(self, folder: Path, model: Path, join: Path) -> None:
+    def __init__(self, folder: Path, model: Path, join: Path, certificates: Path) -> None:
         self._folder = folder
         self._join = join
         self.board = folder / "board"
         self._started: list[asyncio.subprocess.Process] = []
         self.config = folder / "executor.toml"
         self.config.write_text(
-            f'[executor]\nstate = "state"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
+            f'[executor]\nstate = "state"\ncertificates = "{certificates}"\n'
+            '[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
             f'[guest]\nmodel = "{model}"\nmax_model_len = 256\nmax_num_seqs = 8\nkv_cache_gib = 0.0625\n'
         )
 
@@ -261,9 +264,11 @@ class ExecutorProcess:
 
 def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_model: Path) -> None:
     async def check(folder: Path) -> None:
-        async with lending_run(folder, tiny_model) as run:
+        authority = make_authority(folder / "authority")
+        own = read_certificates(str(authority.signs("run")))
+        async with lending_run(folder, tiny_model, own) as run:
             await run.publish(0)
-            executor = ExecutorProcess(folder, tiny_model, run.join_file())
+            executor = ExecutorProcess(folder, tiny_model, run.join_file(), authority.signs("executor"))
             serves = asyncio.create_task(IdleServing(executor.board).run())
             try:
                 process, counts_address, _ = await executor.start()
@@ -279,7 +284,7 @@ def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_mo
                 )
                 with closing(BoardReader(executor.board)) as board:
                     await until(lambda: board.read(QUOTA, time.monotonic()).state is None)
-                await the_next(executor, lease.incarnation)
+                await the_next(executor, lease.incarnation, own)
             finally:
                 await executor.end()
                 serves.cancel()
@@ -288,10 +293,10 @@ def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_mo
         asyncio.run(check(Path(folder)))
 
 
-async def the_next(executor: ExecutorProcess, lost: str) -> None:
+async def the_next(executor: ExecutorProcess, lost: str, own: Certificates | None) -> None:
     """It answers for the dead guest at once, says that it is well, and ends when asked to, though just starting."""
     process, counts_address, metrics_url = await executor.start()
-    client = CountsClient(counts_address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+    client = CountsClient(counts_address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S, certificates=own)
     counts = await client.counts(lost, ["r"])
     await client.close()
     assert (counts.known, counts.alive, counts.requests["r"].tokens) == (True, False, 12)

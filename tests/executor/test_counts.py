@@ -15,7 +15,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from certificate_tools import make_authority
 
+from rose.certificates import Certificates, read_certificates
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
 from rose_executor import counts_service, page_shelf
@@ -84,12 +86,16 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 @asynccontextmanager
 async def told(
-    folder: Path, alive: Callable[[str], bool] = lambda incarnation: True, token: str = TOKEN
+    folder: Path,
+    alive: Callable[[str], bool] = lambda incarnation: True,
+    token: str = TOKEN,
+    there: Certificates | None = None,
+    here: Certificates | None = None,
 ) -> AsyncIterator[tuple[CountsClient, PageShelf]]:
     """A service over a shelf, and a client of it."""
     with closing(PageShelf(folder, WaitBoard())) as shelf:
-        server, address = await serve_counts(shelf, alive, port=0, token=TOKEN)
-        client = CountsClient(address, token=token, waits=WaitBoard(), timeout_s=LONG_S)
+        server, address = await serve_counts(shelf, alive, port=0, token=TOKEN, certificates=there)
+        client = CountsClient(address, token=token, waits=WaitBoard(), timeout_s=LONG_S, certificates=here)
         try:
             yield client, shelf
         finally:
@@ -166,6 +172,23 @@ async def test_the_dead_are_counted_by_the_next_owner_of_the_folder(
 async def test_nobody_is_heard_without_the_token(tmp_path: Path) -> None:
     async with told(tmp_path, token="another-token-entirely") as (client, _):
         with pytest.raises(EngineError, match="unauthenticated: the token is missing or wrong"):
+            await client.counts(LIFE)
+
+
+@in_loop
+async def test_certificates_are_shown_both_ways_and_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    own = read_certificates(str(make_authority(tmp_path / "authority").signs("own")))
+    async with told(tmp_path, there=own, here=own) as (client, _):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 3)
+        assert (await client.counts(LIFE)).total_tokens == 3
+    async with told(tmp_path / "2", there=own) as (client, _):
+        with pytest.raises(EngineError, match=r"no counts: it asks for certificates \(TLS\)"):
+            await client.counts(LIFE)
+    async with told(tmp_path / "3", here=own) as (client, _):
+        with pytest.raises(EngineError, match="no counts: it speaks no TLS"):
+            await client.counts(LIFE)
+    async with told(tmp_path / "4", there=own, here=own, token="another-token-entirely") as (client, _):
+        with pytest.raises(EngineError, match="the token is missing or wrong"):
             await client.counts(LIFE)
 
 

@@ -35,7 +35,7 @@ class Bench:
         async def whole() -> None:
             told = lambda *words: self.told.append(words)  # noqa: E731
             async with asyncio.timeout(LONG_S):
-                opening = open_scheduler(self.output, self.token_file, 0, self.waits, told)
+                opening = open_scheduler(self.output, self.token_file, "", 0, self.waits, told)
                 async with opening as scheduler:
                     await scheduler.ready()
                     await body(scheduler)
