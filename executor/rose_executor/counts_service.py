@@ -51,7 +51,7 @@ class CountsService(ExecutorServicer):  # type: ignore[misc]
         return wire.CountsReply(
             known=True,
             alive=alive,
-            total_tokens=page.total(),
+            total_tokens=self._shelf.tokens(request.incarnation),
             requests=[_message(request_id, count) for request_id, count in requests.items()],
         )
 

@@ -164,7 +164,7 @@ class Session:
                 leases = group.create_task(leasing.run(engine_versions.serving), name="leases")
                 group.create_task(engine_versions.run(), name="engine versions")
                 leasing.lend(await engine_versions.open())
-                await engine_versions.publish(0, await crew.actor.weights())
+                await engine_versions.publish(0, await crew.actor.weights(), await crew.actor.answer())
                 group.create_task(supervisor.run(engine_versions), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()
