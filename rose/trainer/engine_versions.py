@@ -48,10 +48,10 @@ from rose.version_events import (
 from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
-from rose_transfer.distribution import known_answer
 from rose_transfer.distribution.known_answer import KnownAnswer
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import Outlet
+from rose_transfer.distribution.told_answers import ToldAnswers
 from rose_transfer.layout.checkpoint import model_shapes
 from rose_transfer.layout.layout import Parameter
 from rose_transfer.snapshot import Snapshot, check_tensors
@@ -120,8 +120,8 @@ class EngineVersions:
     ) -> None:
         self._shapes = model_shapes(base_dir)
         self._store = Store(folder / "store")
-        self._answers: dict[int, tuple[str, bytes]] = {}
-        self._outlet = Outlet(self._store, [serve], answers=self._answer)
+        self._answers = ToldAnswers()
+        self._outlet = Outlet(self._store, [serve], answers=self._answers.text)
         self._folders = VersionFolders(folder / "folders", self._store, base_dir)
         self._announced = -1
         self._packing = pack_whole({name: Parameter(shape, PUBLISHED_DTYPE) for name, shape in self._shapes.items()})
@@ -154,9 +154,6 @@ class EngineVersions:
         await self._outlet.close()
         self._store.close()
 
-    async def _answer(self, key: str) -> bytes | None:
-        return dict(self._answers.values()).get(key)
-
     def serving(self, engine_id: str) -> int | None:
         """The version that an engine samples with, None if it must not sample now."""
         state = self._core.state
@@ -188,7 +185,7 @@ class EngineVersions:
         untouched.
         """
         made = await self._in_thread(f"stored version {version}", self._store_version, version, state)
-        self._answers[version] = known_answer.ask_key(Offer(version, made.fingerprint)), known_answer.to_bytes(answer)
+        self._answers.tell(Offer(version, made.fingerprint), answer)
         self._outlet.announce_newest()
         await self._driver.send(Published(version, made.fingerprint))
         self._announced = version
@@ -261,7 +258,7 @@ class EngineVersions:
                 await self._supervisor.replace(action.incarnation, action.why)
             case Retire():
                 await self._in_thread(f"end of version {action.version}", self._store.retire, action.version)
-                self._answers.pop(action.version, None)
+                self._answers.keep_only(self._store.versions())
         return []
 
     async def _stage(self, order: Stage) -> VersionEvent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -166,6 +167,43 @@ async def test_the_dead_are_counted_by_the_next_owner_of_the_folder(
         counts = await client.counts(OTHER, ["r"])
     assert (counts.known, counts.alive, counts.total_tokens) == (True, False, 7)
     assert counts.requests == {"r": RequestCount(7, 3, 3, finished=False)}
+
+
+@in_loop
+async def test_what_was_set_apart_counts_for_nobody_also_under_the_next_owner(
+    tmp_path: Path, engine: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    async with told(tmp_path) as (client, shelf):
+        process = engine(LIFE)
+        shelf.set_apart(LIFE)
+        assert (await client.counts(LIFE)).total_tokens == 0
+        assert shelf.total([LIFE]) == 0
+        page = PageWriter(page_of(tmp_path, OTHER), incarnation=OTHER, slots=4)
+        page.add("known", 8)
+        shelf.set_apart(OTHER)
+        page.add("a", 3)
+        assert (await client.counts(OTHER)).total_tokens == 3
+        assert shelf.total([LIFE, OTHER]) == 3
+        with pytest.raises(EngineError, match="has no token page"):
+            shelf.set_apart("c3" * 8)
+    kill(process)
+    page_of(tmp_path, OTHER).unlink()
+    async with told(tmp_path, lambda incarnation: False) as (client, shelf):
+        assert (await client.counts(LIFE)).total_tokens == 0
+        assert shelf.total() == 0
+
+
+@in_loop
+async def test_where_nothing_can_be_set_apart_that_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with told(tmp_path) as (client, shelf):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 3)
+        monkeypatch.setattr(Path, "write_text", full)
+        with pytest.raises(EngineError, match="No space left on device"):
+            shelf.set_apart(LIFE)
+        assert (await client.counts(LIFE)).total_tokens == 3
 
 
 @in_loop
