@@ -116,6 +116,7 @@ class VersionFollower:
         """
         seen = self._runs
         while True:
+            followed: Followed | None = None
             offer = await self._news.next(seen)
             try:
                 followed = await self._take(offer)
