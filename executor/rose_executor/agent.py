@@ -36,6 +36,7 @@ from rose_executor.guest_watch import GuestWatch
 from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent, lent
+from rose_executor.meters import OpenSeconds
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, Role
 from rose_executor.supervisor import EngineSupervisor
@@ -98,11 +99,12 @@ class Agent:
         self._figures = figures
         self._waits = waits
         self._open_launcher = open_launcher
+        self._gate = OpenSeconds()
         self._proof = GuestProof(
             settings.dtype,
             settings.max_model_len,
             waits,
-            open_s=lambda: watch.rules.open_s,
+            open_s=self._open_s,
             told_wrong=figures.answered_wrongly,
             set_apart=shelf.set_apart,
         )
@@ -151,6 +153,7 @@ class Agent:
     async def _show(self, lender: Lender) -> None:
         while True:
             self._end_if_frozen()
+            self._open_s()
             living = () if self._process is None else (self._process.incarnation,)
             self._figures.show(self._watch, self._life, self.lent(), lender, self._shelf.total(living))
             self._figures.show_guest(self._proof.words, self._health.words(time.monotonic()))
@@ -225,6 +228,13 @@ class Agent:
                 await self._life.run()
             finally:
                 self._life = None
+
+    def _open_s(self) -> float:
+        """For how long guests might compute until now."""
+        guest = None if self._watch.seen is None else self._watch.seen.guest.state
+        rules = self._watch.rules
+        gate_open = rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0
+        return self._gate.saw(None if guest is None else guest.open_s, gate_open, time.monotonic())
 
     def _now(self) -> tuple[int, float]:
         guest = None if self._watch.seen is None else self._watch.seen.guest.state

@@ -29,8 +29,8 @@ from rose_transfer.transport.interface import Refused
 
 log = logger("guest")
 
-OPEN_S = 60.0
-"""The question is 40 tokens long, and its answer 8."""
+OPEN_S = 300.0
+"""The question is 40 tokens long, and its answer 8; but a guest gets what others leave of its cores."""
 WRONG_MAX = 3
 _FETCH_S = 30.0
 _AGAIN_S = 1.0
