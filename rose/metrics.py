@@ -144,6 +144,7 @@ class ExecutorMetrics:
         self.weight_version = gauge("weight_version", "Weight version that the guest samples with.")
         self.guest_tokens = gauge("guest_tokens", "Tokens that the guest generated in all its lives.")
         self.guest_restarts = counter("guest_restarts", "Guests started anew after a death.")
+        self.wrong_answers = counter("wrong_answers", "Guests that did not compute what their version must.")
         self.preemptions = counter("preemptions", "Requests that a shrinking quota set back.")
         self.starvations = counter("starvations", "Times that requests began to starve although the gate was open.")
         self.fetched_bytes = counter("fetched_bytes", "Payload that came for new weight versions.")

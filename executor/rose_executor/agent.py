@@ -31,10 +31,12 @@ from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import GuestLife, Receiving
+from rose_executor.guest_proof import GuestProof
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent, lent
+from rose_executor.meters import OpenSeconds
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, Role
 from rose_executor.supervisor import EngineSupervisor
@@ -97,6 +99,15 @@ class Agent:
         self._figures = figures
         self._waits = waits
         self._open_launcher = open_launcher
+        self._gate = OpenSeconds()
+        self._proof = GuestProof(
+            settings.dtype,
+            settings.max_model_len,
+            waits,
+            open_s=self._open_s,
+            told_wrong=figures.answered_wrongly,
+            set_apart=shelf.set_apart,
+        )
         self._process: EngineProcess | None = None
         self._supervisor: EngineSupervisor | None = None
         self._life: GuestLife | None = None
@@ -118,7 +129,8 @@ class Agent:
         return f"the board was last looked at {unseen_s:.1f} s ago; {self._watch.trouble or 'the executor hangs'}"
 
     async def run(self, joined: Joined) -> None:
-        """Until cancelled. Raises what nothing but its user can mend: a guest that died too often, a wrong token."""
+        """Until cancelled. Raises what nothing but its user can mend: a guest that died, or answered wrongly, too
+        often; a wrong token."""
         tasks = [
             asyncio.create_task(self._watch.run(), name="watch"),
             asyncio.create_task(self._keep_guest(joined), name="guest"),
@@ -141,8 +153,10 @@ class Agent:
     async def _show(self, lender: Lender) -> None:
         while True:
             self._end_if_frozen()
+            self._open_s()
             living = () if self._process is None else (self._process.incarnation,)
             self._figures.show(self._watch, self._life, self.lent(), lender, self._shelf.total(living))
+            self._figures.show_guest(self._proof.words, self._health.words(time.monotonic()))
             await asyncio.sleep(SHOW_EVERY_S)
 
     def _end_if_frozen(self) -> None:
@@ -205,6 +219,7 @@ class Agent:
                 publisher=joined.publisher,
                 counts_address=joined.counts_address,
                 max_requests=self._settings.max_num_seqs,
+                prove=self._proof.prove,
                 now=self._now,
                 told=self._figures.followed,
             )
@@ -213,6 +228,13 @@ class Agent:
                 await self._life.run()
             finally:
                 self._life = None
+
+    def _open_s(self) -> float:
+        """For how long guests might compute until now."""
+        guest = None if self._watch.seen is None else self._watch.seen.guest.state
+        rules = self._watch.rules
+        gate_open = rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0
+        return self._gate.saw(None if guest is None else guest.open_s, gate_open, time.monotonic())
 
     def _now(self) -> tuple[int, float]:
         guest = None if self._watch.seen is None else self._watch.seen.guest.state

@@ -45,6 +45,14 @@ class AgentFigures:
         self._metrics.guest_restarts.inc()
         self._reborn = True
 
+    def answered_wrongly(self) -> None:
+        self._metrics.wrong_answers.inc()
+
+    def show_guest(self, proof: tuple[str, str], health: str) -> None:
+        """Once a moment: what its known answer has shown, and when it is started again."""
+        self._status.part("known answer", *proof)
+        self._status.part("restarts", "waits" if health else "none due", health)
+
     def followed(self, followed: Followed, fetched_bytes: int) -> None:
         self._metrics.fetched_bytes.inc(fetched_bytes)
         self._metrics.pause_seconds.observe(followed.pause_ms / _MS)

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
-from rose.config import AnyPath, EngineConfig, Seconds
+from rose.config import CERTIFICATES, AnyPath, EngineConfig, Seconds
 from rose.errors import ConfigError
 from rose.keys import Section
 from rose.slo import Slo
@@ -33,6 +33,7 @@ class ProcessConfig(Section):
     metrics_port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of its metrics; 0 takes any.")
     state: AnyPath = Field(description="Folder of its own for what outlives it: counted tokens, fetched weights.")
     cores: list[int] = Field(default=[], description="Processor cores of the guest; none named: all.")
+    certificates: str = CERTIFICATES
 
 
 class JoinConfig(Section):
@@ -159,4 +160,5 @@ def _read(file: Path, expected: str) -> dict[str, object]:
         section = tables.get(name)
         if isinstance(section, dict):
             section |= {key: base / section[key] for key in paths if isinstance(section.get(key), str)}
+            section |= keys.beside(file, section, "certificates")
     return tables

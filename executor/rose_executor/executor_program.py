@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rose.access import read_token
+from rose.certificates import Certificates, read_certificates
 from rose.logs import logger, open_log
 from rose.machine import look
 from rose.metrics import ExecutorMetrics
@@ -45,8 +46,8 @@ _ALL_BLOCKS = 2**31
 _PREFILL_TOKENS = 512
 """Of prompts, in one step: source arXiv 2605.06534 (ROSE). Beside them each running request may have a token."""
 
-OpenLender = Callable[[str, str, WaitBoard], AbstractAsyncContextManager[Lender]]
-"""Speaks to the scheduler at an address, with a token."""
+OpenLender = Callable[[str, str, Certificates | None, WaitBoard], AbstractAsyncContextManager[Lender]]
+"""Speaks to the scheduler at an address, with a token, and certificates if there are any."""
 
 
 def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
@@ -57,6 +58,7 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
     TransferError or SchedulerError where the run does not accept us.
     """
     token = read_token(config.join.token_file)
+    certificates = read_certificates(config.executor.certificates)
     host_and_port(config.join.weights)
     waits, section = WaitBoard(), config.executor
     with (
@@ -69,7 +71,7 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
         ) as partitioner,
         contextlib.closing(_watch(config, partitioner)) as watch,
     ):
-        program = _Program(config, token, waits, run, status, shelf, partitioner, watch)
+        program = _Program(config, token, certificates, waits, run, status, shelf, partitioner, watch)
         return asyncio.run(program.run(open_lender, ready))
 
 
@@ -92,6 +94,7 @@ class _Program:
         self,
         config: ExecutorConfig,
         token: str,
+        certificates: Certificates | None,
         waits: WaitBoard,
         run: Run,
         status: StatusBoard,
@@ -101,6 +104,7 @@ class _Program:
     ) -> None:
         self._config = config
         self._token = token
+        self._certificates = certificates
         self._waits = waits
         self._run = run
         self._status = status
@@ -144,7 +148,11 @@ class _Program:
         async with contextlib.AsyncExitStack() as stack:
             questions = Questions(self._agent.alive)
             server, counts_address = await serve_counts(
-                self._shelf, questions.alive, port=section.port, token=self._token
+                self._shelf,
+                questions.alive,
+                port=section.port,
+                token=self._token,
+                certificates=self._certificates,
             )
             stack.push_async_callback(server.stop, _END_GRACE_S)
             stack.push_async_callback(questions.over, self._waits)
@@ -152,7 +160,8 @@ class _Program:
                 contextlib.closing(serve_metrics(section.metrics_port, self._metrics.registry, self._agent.unhealthy))
             )
             client = await stack.enter_async_context(self._client())
-            lender = await stack.enter_async_context(open_lender(join.scheduler, self._token, self._waits))
+            opening = open_lender(join.scheduler, self._token, self._certificates, self._waits)
+            lender = await stack.enter_async_context(opening)
             self._tell(counts_address, shown.url)
             ready(counts_address, shown.url)
             weights = section.state.absolute() / "weights"
@@ -177,7 +186,8 @@ class _Program:
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:
         host, port = host_and_port(self._config.join.weights)
-        client = TcpClient(host, port, token=self._token, waits=self._waits)
+        tls = None if self._certificates is None else self._certificates.client_context()
+        client = TcpClient(host, port, token=self._token, waits=self._waits, tls=tls)
         try:
             yield client
         finally:
