@@ -1,8 +1,8 @@
 """How many bytes of keys and values a guest may hold beside a serving engine: watermark, cut, freeze. Pure.
 
 One *pool* of memory is for both engines' keys and values. Part of it, the *headroom*, is left free when the guest's
-budget is planned: it takes the first of a burst while the guest gives its pages back. The *watermark* is how far into the
-headroom serving may come.
+budget is planned: it takes the first of a burst while the guest gives its pages back. The *watermark* is how far into
+the headroom serving may come.
 
     event                                           budget
     serving used + budget beyond the watermark      CUT: halved, as often as it takes; FREEZE for freeze_s
@@ -12,8 +12,8 @@ headroom serving may come.
     anything else                                   as it was
 
 A plan is what the headroom leaves beside the *peak* of serving's use in the last `window_s`. It only lets the budget
-grow; less comes by cuts alone. So a burst that was seen once cannot cut what was planned while it is remembered, however
-often it comes again: the budget does not swing with serving's use.
+grow; less comes by cuts alone. So a burst that was seen once cannot cut what was planned while it is remembered,
+however often it comes again: the budget does not swing with serving's use.
 
 Invariants
 - After each look the budget and what serving was seen to use are beyond the watermark together only if the budget is 0.
@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from rose.errors import ConfigError
 
 _PEAKS = 32
-"""Into so many spans is the window of the peak divided: what is remembered is bounded, and forgotten a span at a time."""
+"""The window of the peak has so many spans: what is remembered is bounded, and forgotten a span at a time."""
 
 
 @dataclass(frozen=True, slots=True)

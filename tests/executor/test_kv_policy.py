@@ -195,7 +195,7 @@ FOLLOWED_TICKS = 2 * LOOK_TICKS + STEP_TICKS + POOL.guest_bytes / BACK_PER_TICK
 
 
 class GreedyGuest:
-    """Holds all that it may at once, but reads its budget only once in a step, and gives pages back at a finite rate."""
+    """Holds all that it may at once; reads its budget once in a step, and gives pages back at a finite rate."""
 
     def __init__(self) -> None:
         self.held_bytes = 0.0
