@@ -148,7 +148,9 @@ class EngineRig:
         from rose_executor.warm_process import WarmProcess
 
         # A test may also have a module of its own run where vLLM is imported already.
-        env = {**IMPORT_ENV, "PYTHONPATH": str(Path(__file__).with_name("executor"))}
+        # What this process imports our packages from is in front in it, so that it has them from there as well.
+        places = [str(Path(__file__).with_name("executor")), *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {**IMPORT_ENV, "PYTHONPATH": os.pathsep.join(places)}
         self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=env)
         self.session = open_session()
         self.engine = self.new_engine("engine-0")
