@@ -23,7 +23,7 @@ _SMI_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Of a process with all its descendants. `own_bytes` is None where the kernel does not tell how pages are shared."""
+    """Of a process with all its descendants. `own_bytes` is None where the kernel does not tell who shares a page."""
 
     processes: int
     resident_bytes: int

@@ -15,7 +15,7 @@ Invariants
   `resident_max`, except where what was asked for cannot be had otherwise.
 - What a step spends on this is bounded: so many blocks taken aside, so much time for pages to go back.
 
-Written for vLLM 0.32: a pool hands blocks out in one method, and one that was never cached is the next when it is freed.
+Written for vLLM 0.32: a pool hands blocks out in one method, and a freed one without a prefix is the next.
 """
 
 from __future__ import annotations

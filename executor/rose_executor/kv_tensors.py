@@ -1,7 +1,7 @@
 """Where a worker's keys and values lie in its memory, block by block, and how their pages go back to the kernel.
 
-A *lane* is one piece of every block: it begins at `base` for block 0 and `stride` bytes further for each next one, and is
-`length` bytes long. A layer whose blocks are contiguous is one lane.
+A *lane* is one piece of every block: it begins at `base` for block 0 and `stride` bytes further for each next one, and
+is `length` bytes long. A layer whose blocks are contiguous is one lane.
 
 Invariants
 - The layout is read off the tensors that the worker computes with. What cannot be read off without doubt is refused:
@@ -57,7 +57,9 @@ def lanes_of(base: int, shape: Sequence[int], strides: Sequence[int], item: int,
             f"a tensor of keys and values of shape {tuple(shape)} does not show where its {blocks} blocks are",
             expected="one dimension of that size",
         )
-    inner = sorted((stride, size) for at, (stride, size) in enumerate(zip(strides, shape, strict=True)) if at != found[0])
+    inner = sorted(
+        (stride, size) for at, (stride, size) in enumerate(zip(strides, shape, strict=True)) if at != found[0]
+    )
     length = item
     while inner and inner[0][0] == length:
         length *= inner.pop(0)[1]

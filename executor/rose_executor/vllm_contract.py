@@ -51,6 +51,13 @@ QUOTA_RELIES_ON: tuple[Reliance, ...] = (
     ("vllm.v1.core.sched.scheduler", "Scheduler._request_blocks_can_be_freed", ("request",)),
     ("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", ()),
     ("vllm.v1.core.block_pool", "BlockPool.get_usage", ()),
+    ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",)),
+    ("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("ordered_blocks",)),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.has_requests", ()),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.pause_state", ()),
+    ("vllm.v1.core.sched.interface", "PauseState.UNPAUSED", ()),
+    ("vllm.v1.engine.core", "EngineCore.collective_rpc", ("method", "args")),
+    ("vllm.v1.engine.core", "EngineCoreProc.is_running", ()),
 )
 """For guests; the attributes of a scheduler that they also need are `QUOTA_READS`."""
 
