@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rose.logs import logger
+from rose_executor.kv_backing import Backing, Tell
 from rose_executor.kv_tensors import Run, find_kv_memory, give_back_runs, runs_of
 
 TAKEN_PER_STEP = 4096
@@ -36,9 +37,6 @@ IDLE_KEEPS_S = 2.0
 _PIECE_BYTES = 16 * 2**20
 
 log = logger("kv")
-
-Tell = Callable[..., list[Any]]
-"""`EngineCore.collective_rpc`: runs a function in every worker, and returns what each says."""
 
 
 class Idleness:
@@ -94,8 +92,16 @@ class KvPages:
         self.off = next((why for _, why in answers if why), "")
         self.block_bytes = sum(block_bytes for block_bytes, _ in answers)
         self._tell = tell
+        log.info("keys and values", **self.describe().words())
+
+    def describe(self) -> Backing:
         if self.off:
-            log.warning("pages of keys and values do not go back", why=self.off)
+            return Backing.fixed(self.off)
+        return Backing(
+            "madvise",
+            f"whole pages of free blocks, {self.block_bytes} bytes each, a step after they were last in use",
+            "a block that comes back is zeroed by the kernel at its first touch; prefixes are forgotten first",
+        )
 
     @property
     def resident_blocks(self) -> int:
@@ -118,6 +124,10 @@ class KvPages:
     def free_blocks(self) -> int:
         """Blocks that nobody uses, those kept aside among them."""
         return self._free_in_pool() + self._aside()
+
+    def available_blocks(self) -> int:
+        """All of them: who asks the pool gets those kept aside as well."""
+        return self.free_blocks()
 
     def scheduled(self) -> None:
         """A step that computes something was scheduled."""

@@ -29,7 +29,8 @@ from rose_executor.board import GUEST, HEARTBEAT_S, QUOTA, BoardReader, HalfWrit
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
-from rose_executor.kv_pages import Idleness, KvPages
+from rose_executor.kv_backing import pick_kv_backing
+from rose_executor.kv_pages import Idleness
 from rose_executor.quota import StarvedWatch, computes, shut, within
 
 # With the gate shut vLLM's loop would come round every millisecond, and each round costs about as much processor time.
@@ -53,10 +54,10 @@ class _Quota(Counting):
         vllm_contract.check_attributes(self)
         self._guest_board = _GuestBoard(env.board)
         self._guest_pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
-        self._guest_pages = KvPages(self._guest_pool)
+        self._guest_pages = pick_kv_backing(self._guest_pool)
         self._guest_idle = Idleness()
         self._guest_lives: Callable[[], bool] = lambda: True
-        self._guest_free_blocks: Callable[[], int] = self._guest_pool.get_num_free_blocks
+        self._guest_free_blocks: Callable[[], int] = self._guest_pages.free_blocks
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
         self._guest_limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
@@ -182,7 +183,8 @@ class _Quota(Counting):
         return self._guest_limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        return max(0, self._guest_quota.kv_blocks - self._used_blocks())
+        within_quota = self._guest_quota.kv_blocks - self._used_blocks()
+        return max(0, min(within_quota, self._guest_pages.available_blocks()))
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""

@@ -1,0 +1,70 @@
+"""From what both engines say on the board to the KV blocks in the guest's quota. Pure.
+
+Serving and guest have blocks of different sizes; what they share is memory. So uses become bytes, `kv_policy` decides in
+bytes, and the budget becomes blocks of the guest.
+
+Invariants
+- A guest of which nobody knows yet how many blocks it has gets none: its first report changes that.
+- An idle guest says nothing, and its total stays what it last said: a guest that is started again is like the one before.
+- One that is asleep or gone gets none, whatever the budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rose_executor.board_states import GuestState, ServingState
+from rose_executor.guest_presence import Presence
+from rose_executor.kv_policy import FixedSplit, KvPolicy, ServingUses, StepBoundary, in_blocks, in_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFigures:
+    """What has become of the budget since the executor started; `turns` are its oscillations."""
+
+    budget_bytes: int
+    frozen: bool
+    cuts: int
+    grows: int
+    freezes: int
+    turns: int
+
+
+class KvBudget:
+    """One guest beside one serving engine. `serving_spare` is the share of its cache that serving keeps beyond its use.
+
+    `presence` is set by whoever puts the guest to sleep or ends it.
+    """
+
+    def __init__(self, policy: KvPolicy | FixedSplit, serving_spare: float = 0.0) -> None:
+        self.presence = Presence.ACTIVE
+        self._policy = policy
+        self._spare_bytes = round(serving_spare * policy.pool.serving_bytes)
+        self._guest_blocks = 0
+
+    def blocks(self, serving: ServingState | None, guest: GuestState | None, now: float) -> int:
+        """What the quota is to say at `now` of the monotonic clock; None is an engine that cannot be seen."""
+        self._policy.step(ServingUses(self._held(serving)), now)
+        if guest is not None:
+            self._guest_blocks = guest.kv_blocks_total
+        if self.presence is not Presence.ACTIVE:
+            return 0
+        return in_blocks(self._policy.budget_bytes, self._policy.pool.guest_bytes, self._guest_blocks)
+
+    def step_ended(self, now: float) -> None:
+        """The RL run has ended a step: the guest has come to a new version."""
+        self._policy.step(StepBoundary(), now)
+
+    def figures(self, now: float) -> MemoryFigures:
+        policy = self._policy
+        return MemoryFigures(
+            policy.budget_bytes, policy.frozen(now), policy.cuts, policy.grows, policy.freezes, policy.turns
+        )
+
+    def _held(self, serving: ServingState | None) -> int | None:
+        """The memory that serving holds: what it uses and what it keeps besides, all of its cache at most."""
+        if serving is None:
+            return None
+        cache_bytes = self._policy.pool.serving_bytes
+        used_bytes = in_bytes(serving.kv_blocks_used, serving.kv_blocks_total, cache_bytes)
+        return min(cache_bytes, used_bytes + self._spare_bytes)
