@@ -1,11 +1,11 @@
 """From what both engines say on the board to the KV blocks in the guest's quota. Pure.
 
-Serving and guest have blocks of different sizes; what they share is memory. So uses become bytes, `kv_policy` decides in
-bytes, and the budget becomes blocks of the guest.
+Serving and guest have blocks of different sizes; what they share is memory. So uses become bytes, `kv_policy` decides
+in bytes, and the budget becomes blocks of the guest.
 
 Invariants
 - A guest of which nobody knows yet how many blocks it has gets none: its first report changes that.
-- An idle guest says nothing, and its total stays what it last said: a guest that is started again is like the one before.
+- An idle guest says nothing, and its total stays what it last said: one that is started again is like the one before.
 - One that is asleep or gone gets none, whatever the budget.
 """
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.errors import EngineError, RoseError
@@ -29,13 +28,10 @@ from rose_executor.board import GUEST, HEARTBEAT_S, QUOTA, BoardReader, HalfWrit
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
-from rose_executor.kv_backing import pick_kv_backing
-from rose_executor.kv_pages import Idleness
 from rose_executor.quota import StarvedWatch, computes, shut, within
 
 # With the gate shut vLLM's loop would come round every millisecond, and each round costs about as much processor time.
 _LOOK_S = 0.002
-_IDLE_LOOK_S = 0.01
 _REOPEN_S = 0.2
 
 
@@ -54,10 +50,7 @@ class _Quota(Counting):
         vllm_contract.check_attributes(self)
         self._guest_board = _GuestBoard(env.board)
         self._guest_pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
-        self._guest_pages = pick_kv_backing(self._guest_pool)
-        self._guest_idle = Idleness()
-        self._guest_lives: Callable[[], bool] = lambda: True
-        self._guest_free_blocks: Callable[[], int] = self._guest_pages.free_blocks
+        self._guest_free_blocks: Callable[[], int] = self._guest_pool.get_num_free_blocks
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
         self._guest_limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
@@ -70,15 +63,12 @@ class _Quota(Counting):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._take_quota()
-        if not self._guest_cost.under_way:
+        if not computes(self._guest_quota) and not self._guest_cost.under_way:
             self._wait_at_the_gate()
         self._keep_to_quota()
-        self._keep_pages()
         self._guest_cost.begins()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._guest_cost.scheduled(output.total_num_scheduled_tokens)
-        if output.total_num_scheduled_tokens:
-            self._guest_pages.scheduled()
         self._report(output.total_num_scheduled_tokens)
         return output
 
@@ -86,20 +76,7 @@ class _Quota(Counting):
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if scheduler_output.total_num_scheduled_tokens:
             self._guest_cost.ended()
-            self._guest_pages.ended()
         return outputs
-
-    def has_requests(self) -> bool:
-        """An engine that is asked for steps goes on to look at the board: an idle one too, until no page is held."""
-        if super().has_requests():  # type: ignore[misc]
-            return True
-        unpaused: bool = self.pause_state == PauseState.UNPAUSED  # type: ignore[attr-defined]
-        return self._guest_pages.holds and unpaused and self._guest_lives()
-
-    def attach_core(self, core: Any) -> None:
-        """Its engine has loaded: from now on pages go back. `core` is vLLM's engine core."""
-        self._guest_lives = core.is_running
-        self._guest_pages.attach(core.collective_rpc)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         # The pool refuses as long as not all of its blocks are free.
@@ -111,25 +88,11 @@ class _Quota(Counting):
         self._guest_quota = shut(self._guest_quota) if quota is None else within(quota, self._guest_limits)
 
     def _wait_at_the_gate(self) -> None:
-        """Stay here a little while there is nothing to do, and leave as soon as there is.
-
-        Nobody comes with requests meanwhile.
-        """
-        running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
-        idle = running + waiting == 0
-        self._guest_idle.saw(running + waiting, time.monotonic())
-        deadline_s = time.monotonic() + (_IDLE_LOOK_S if idle else HEARTBEAT_S / 2)
-        while (idle or not computes(self._guest_quota)) and self._guest_pages.settled(self._resident_max()):
-            if time.monotonic() >= deadline_s:
-                return
+        """Stay here a little while nothing may be computed, and leave as soon as something may."""
+        deadline_s = time.monotonic() + HEARTBEAT_S / 2
+        while not computes(self._guest_quota) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             self._take_quota()
-
-    def _keep_pages(self) -> None:
-        self._guest_pages.keep_within(self._resident_max())
-
-    def _resident_max(self) -> int:
-        return 0 if self._guest_idle.lasts(time.monotonic()) else self._guest_quota.kv_blocks
 
     def _keep_to_quota(self) -> None:
         self.max_num_scheduled_tokens = self._guest_quota.tokens_per_step if self._guest_quota.gate_open else 0
@@ -183,8 +146,7 @@ class _Quota(Counting):
         return self._guest_limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        within_quota = self._guest_quota.kv_blocks - self._used_blocks()
-        return max(0, min(within_quota, self._guest_pages.available_blocks()))
+        return max(0, self._guest_quota.kv_blocks - self._used_blocks())
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""
