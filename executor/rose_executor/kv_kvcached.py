@@ -49,6 +49,8 @@ class KvcachedPages:
         self._revision = 0
         self._asked_bytes: int | None = None
         self._page_bytes = self._mapped_bytes = self._overage_bytes = 0
+        if not self._missing():
+            pool.get_num_free_blocks = self.free_blocks
 
     def attach(self, tell: Tell) -> None:
         """Find out how large its blocks are: a limit beyond all memory comes to all of it."""
