@@ -3,17 +3,21 @@
 Invariants
 - The plugin is inert in every process that has no `ROSE_ENGINE_ID`: a user's own vLLM in the same
   environment loads it too and must not notice.
-- A serving engine is the user's own: all that it reads of ours is `ROSE_SERVING_BOARD`.
+- A serving engine is the user's own: all that it reads of ours is `ROSE_SERVING_BOARD`, and `ROSE_SERVING_KV_SPARE`
+  where its user wants it to give memory back.
 - What `torch` and `vllm` read while they are imported is in `IMPORT_ENV`: a warm process must be started
   with it, a forked engine can no longer change it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from rose.errors import ConfigError
 
 ENGINE_ID = "ROSE_ENGINE_ID"
 INCARNATION = "ROSE_INCARNATION"
@@ -22,6 +26,7 @@ CONTROL_SOCKET = "ROSE_CONTROL_SOCKET"
 TOKEN_PAGE = "ROSE_TOKEN_PAGE"
 BOARD = "ROSE_BOARD"
 SERVING_BOARD = "ROSE_SERVING_BOARD"
+SERVING_KV_SPARE = "ROSE_SERVING_KV_SPARE"
 UNPACKED_WEIGHTS = "ROSE_UNPACKED_WEIGHTS"
 
 # Dynamo would compile the log-prob kernels with g++ on the first token (12 s on two cores); more than one
@@ -40,7 +45,7 @@ IMPORT_ENV: Mapping[str, str] = {
 
 # What a user may have exported for engines of their own: the command line's size of the KV cache counts, and
 # vLLM's development routes, which anybody on the machine could call, stay off.
-_NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY", SERVING_BOARD)
+_NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY", SERVING_BOARD, SERVING_KV_SPARE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +99,17 @@ class EngineEnv:
 def serving_board(environ: Mapping[str, str] = os.environ) -> Path | None:
     """Where a serving engine's probe writes, None if this process is none that anybody wants to see."""
     return Path(environ[SERVING_BOARD]) if environ.get(SERVING_BOARD) else None
+
+
+def serving_kv_spare(environ: Mapping[str, str] = os.environ) -> float | None:
+    """The share of its KV cache that a serving engine keeps in memory beyond what it uses; None to keep all of it.
+
+    Raises ConfigError for what is no share.
+    """
+    text = environ.get(SERVING_KV_SPARE)
+    if not text:
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 <= (spare := float(text)) <= 1:
+            return spare
+    raise ConfigError(f"{SERVING_KV_SPARE} is {text!r}", expected="a share of the KV cache, from 0 to 1")

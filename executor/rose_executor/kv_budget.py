@@ -7,13 +7,15 @@ Invariants
 - A guest of which nobody knows yet how many blocks it has gets none: its first report changes that.
 - An idle guest says nothing, and its total stays what it last said: one that is started again is like the one before.
 - One that is asleep or gone gets none, whatever the budget.
+- Serving is taken to hold its whole cache unless it gives memory back, and says so itself: then it holds what it says,
+  or what it is about to use if that is more.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rose_executor.board_states import GuestState, ServingState
+from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_presence import Presence
 from rose_executor.kv_policy import FixedSplit, KvPolicy, ServingUses, StepBoundary, in_blocks, in_bytes
 
@@ -31,20 +33,21 @@ class MemoryFigures:
 
 
 class KvBudget:
-    """One guest beside one serving engine. `serving_spare` is the share of its cache that serving keeps beyond its use.
+    """One guest beside one serving engine. `presence` is set by whoever puts the guest to sleep or ends it."""
 
-    `presence` is set by whoever puts the guest to sleep or ends it.
-    """
-
-    def __init__(self, policy: KvPolicy | FixedSplit, serving_spare: float = 0.0) -> None:
+    def __init__(self, policy: KvPolicy | FixedSplit) -> None:
         self.presence = Presence.ACTIVE
         self._policy = policy
-        self._spare_bytes = round(serving_spare * policy.pool.serving_bytes)
         self._guest_blocks = 0
 
-    def blocks(self, serving: ServingState | None, guest: GuestState | None, now: float) -> int:
-        """What the quota is to say at `now` of the monotonic clock; None is an engine that cannot be seen."""
-        self._policy.step(ServingUses(self._held(serving)), now)
+    def blocks(
+        self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
+    ) -> int:
+        """What the quota is to say at `now` of the monotonic clock; None is an engine that cannot be seen.
+
+        `serving_kv` is None where serving gives nothing back.
+        """
+        self._policy.step(ServingUses(self._held(serving, serving_kv)), now)
         if guest is not None:
             self._guest_blocks = guest.kv_blocks_total
         if self.presence is not Presence.ACTIVE:
@@ -61,10 +64,11 @@ class KvBudget:
             policy.budget_bytes, policy.frozen(now), policy.cuts, policy.grows, policy.freezes, policy.turns
         )
 
-    def _held(self, serving: ServingState | None) -> int | None:
-        """The memory that serving holds: what it uses and what it keeps besides, all of its cache at most."""
+    def _held(self, serving: ServingState | None, serving_kv: ServingKv | None) -> int | None:
+        """The memory that serving holds, or is about to: its use is told sooner than the pages behind it."""
         if serving is None:
             return None
-        cache_bytes = self._policy.pool.serving_bytes
-        used_bytes = in_bytes(serving.kv_blocks_used, serving.kv_blocks_total, cache_bytes)
-        return min(cache_bytes, used_bytes + self._spare_bytes)
+        if serving_kv is None:
+            return self._policy.pool.serving_bytes
+        used_bytes = in_bytes(serving.kv_blocks_used, serving.kv_blocks_total, serving_kv.total_bytes)
+        return max(serving_kv.resident_bytes, min(serving_kv.total_bytes, used_bytes + serving_kv.spare_bytes))

@@ -18,6 +18,7 @@ from vllm.v1.core.sched.interface import PauseState
 from rose_executor.counting_scheduler import Counting
 from rose_executor.kv_backing import KvBacking, pick_kv_backing
 from rose_executor.kv_pages import Idleness
+from rose_executor.request_log import log_fact
 
 _IDLE_LOOK_S = 0.01
 
@@ -36,6 +37,7 @@ class Keeping(Counting):
         """Its engine has loaded: from now on memory goes back. `core` is vLLM's engine core."""
         self._keeping_runs = core.is_running
         self.kv_backing.attach(core.collective_rpc)
+        log_fact("keys and values", **self.kv_backing.describe().words())
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]

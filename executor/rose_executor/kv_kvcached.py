@@ -56,14 +56,13 @@ class KvcachedPages:
         """Find out how large its blocks are: a limit beyond all memory comes to all of it."""
         self.off = self._missing()
         if self.off:
-            return self._told()
+            return
         manager = self._pool.kv_cache_manager
         self._page_bytes = manager.page_size * manager.num_layers * manager.num_kv_buffers
         answer = self._ask(_WHOLE_BYTES)
         if not self.off:
             self.block_bytes = int(answer["effective_limit_bytes"]) // self._pool.num_gpu_blocks
             self._asked_bytes = None
-        return self._told()
 
     def describe(self) -> Backing:
         if self.off:
@@ -139,6 +138,3 @@ class KvcachedPages:
             name for name in ("evict_blocks", "kv_block_pool", "_evictable_blocks") if not hasattr(self._pool, name)
         ]
         return f"this kvcached has no {', '.join(lacks)}" if lacks else ""
-
-    def _told(self) -> None:
-        log.info("keys and values", **self.describe().words())

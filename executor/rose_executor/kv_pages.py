@@ -70,11 +70,15 @@ class KvPages:
     Until it is attached to workers nothing is taken aside. `resident_max` is in blocks.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(
+        self, pool: Any, taken_per_step: int = TAKEN_PER_STEP, giving_s_per_step: float = GIVING_S_PER_STEP
+    ) -> None:
         self.off = "no worker was asked yet"
         self.resident_max: int = pool.num_gpu_blocks - 1
         self.block_bytes = 0
         self.given_blocks = 0
+        self._taken_per_step = taken_per_step
+        self._giving_s_per_step = giving_s_per_step
         self._pool = pool
         self._total: int = pool.num_gpu_blocks - 1
         self._free_in_pool: Callable[[], int] = pool.get_num_free_blocks
@@ -92,7 +96,6 @@ class KvPages:
         self.off = next((why for _, why in answers if why), "")
         self.block_bytes = sum(block_bytes for block_bytes, _ in answers)
         self._tell = tell
-        log.info("keys and values", **self.describe().words())
 
     def describe(self) -> Backing:
         if self.off:
@@ -142,10 +145,29 @@ class KvPages:
         self.resident_max = resident_max
         if self.off:
             return
-        excess = min(self._excess(resident_max), TAKEN_PER_STEP)
+        excess = min(self._excess(resident_max), self._taken_per_step)
         if excess > 0:
             self._fenced.append(_Fenced(self._scheduled, sorted(self._taken(excess), key=_block_id)))
         self._give_back()
+
+    def keep_spare(self, spare: int) -> None:
+        """Between two steps: let pages go until at most so many blocks are resident beyond those in use.
+
+        New blocks are never had by forgetting prefixes: there are pages for all of them.
+        """
+        self.keep_within(self.spare_max(spare))
+        self.resident_max = self._total
+
+    def spare_max(self, spare: int) -> int:
+        """How many blocks are resident with so many beyond those in use."""
+        return min(self._total, self._total - self.free_blocks() + spare)
+
+    def release(self) -> None:
+        """Give the pool back as it was, all blocks in it."""
+        self.off = self.off or "it was released"
+        self._bring_in(self._aside())
+        self._pool.get_new_blocks = self._take
+        self._pool.get_num_free_blocks = self._free_in_pool
 
     def _aside(self) -> int:
         return len(self._bare) + sum(len(fenced.blocks) for fenced in self._fenced)
@@ -182,7 +204,7 @@ class KvPages:
             count -= many
 
     def _give_back(self) -> None:
-        deadline_s = time.monotonic() + GIVING_S_PER_STEP
+        deadline_s = time.monotonic() + self._giving_s_per_step
         piece = max(1, _PIECE_BYTES // self.block_bytes)
         while self._fenced and self._fenced[0].after_steps <= self._ended:
             fenced = self._fenced[0]

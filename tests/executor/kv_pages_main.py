@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import mmap
 import sys
+import tempfile
+import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +20,10 @@ from typing import Any
 import torch
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, make_block_hash_with_group_id
+from vllm.v1.core.sched.interface import PauseState
 
-from rose_executor import kv_pages
+from rose_executor import kv_pages, kv_serving
+from rose_executor.board import SERVING_KV, BoardReader, claim_quota
 from rose_executor.kv_pages import KvPages
 from rose_executor.kv_tensors import give_back_runs
 
@@ -26,15 +31,17 @@ BLOCKS = 60
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, kept: bool = True) -> None:
         self.random = Random(seed)
         mapping = mmap.mmap(-1, (BLOCKS + 1) * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self.memory = torch.frombuffer(mapping, dtype=torch.int16).view(BLOCKS + 1, -1)
         self.worker = SimpleNamespace(model_runner=SimpleNamespace(kv_caches=[self.memory]))
         self.pool = BlockPool(BLOCKS + 1, enable_caching=True, hash_block_size=32)
-        self.pages = KvPages(self.pool)
-        self.pages.attach(self.tell)
-        assert self.pages.off == ""
+        if kept:
+            # Small enough that what a step may do is a bound that matters.
+            self.pages = KvPages(self.pool, taken_per_step=16)
+            self.pages.attach(self.tell)
+            assert self.pages.off == ""
         self.held: list[list[Any]] = []
         self.under_way: deque[set[int]] = deque()
         self.quota = BLOCKS
@@ -138,6 +145,32 @@ class World:
         assert not wrong, f"blocks {wrong} lost what was in them"
 
 
+def spare(seed: int) -> None:
+    """As a serving engine: no free block is refused, growth costs no prefix, and a bounded part stays resident."""
+    world, spare = World(seed), 7
+    moves = (world.allocate, world.cache, world.hit, world.free, world.schedule, world.end)
+    for _ in range(400):
+        move = world.random.choice(moves)
+        prefixes = {block.block_id for block in world.pool.blocks if block.block_hash is not None}
+        bare = len(world.pages._bare)
+        before = len(world.in_use())
+        move()
+        if move == world.allocate and len(world.in_use()) - before <= bare:
+            assert prefixes == {block.block_id for block in world.pool.blocks if block.block_hash is not None}
+        if world.random.random() < 0.3:
+            world.pages.keep_spare(spare)
+        world.check()
+    while world.under_way:
+        world.end()
+    while not world.pages.settled(world.pages.spare_max(spare)):
+        world.pages.keep_spare(spare)
+    assert world.pages.resident_blocks <= min(BLOCKS, len(world.in_use()) + spare)
+    world.pages.release()
+    assert (
+        world.pool.free_block_queue.num_free_blocks == world.pool.get_num_free_blocks() == BLOCKS - len(world.in_use())
+    )
+
+
 def refusing() -> None:
     """A kernel that refuses once ends it: every block is in the pool again, and nothing is asked any more."""
     world = World(0)
@@ -156,6 +189,66 @@ def refusing() -> None:
     assert world.pool.free_block_queue.num_free_blocks == BLOCKS
 
 
+class Core:
+    """As much of an engine core as a keeper asks for, over a real pool and real memory."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
+        self.scheduler = SimpleNamespace(
+            kv_cache_manager=SimpleNamespace(block_pool=world.pool),
+            schedule=lambda: SimpleNamespace(total_num_scheduled_tokens=1),
+            update_from_output=lambda output: "outputs",
+            has_requests=lambda: False,
+            pause_state=PauseState.UNPAUSED,
+        )
+        self.refusal = ""
+
+    def collective_rpc(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
+        if self.refusal:
+            raise OSError(self.refusal)
+        return self.world.tell(function, args)
+
+    def is_running(self) -> bool:
+        return True
+
+    def step(self) -> None:
+        assert self.scheduler.update_from_output(self.scheduler.schedule()) == "outputs"
+
+
+def served(refusal: str, folder: Path) -> Core:
+    """A serving engine whose pages go back from step to step, until the kernel refuses, if it does."""
+    world = World(1, kept=False)
+    board = folder / f"board{len(refusal)}"
+    claim_quota(board).close()
+    core = Core(world)
+    keeper = kv_serving.ServingKvKeeper(core, 0.1, board)
+    keeper.hook()
+    assert core.scheduler.has_requests(), "an idle engine takes steps until its pages are back"
+    core.step()
+    said = BoardReader(board).read_of_living(SERVING_KV, time.monotonic()).state
+    assert said is not None
+    assert said.total_bytes == BLOCKS * mmap.PAGESIZE
+    core.refusal = refusal
+    for _ in range(40):
+        core.step()
+        held = world.pool.get_new_blocks(world.random.randint(1, world.pool.get_num_free_blocks()))
+        core.step()
+        world.pool.free_blocks(held)
+    while not refusal and core.scheduler.has_requests():
+        core.step()
+    assert keeper.off == refusal
+    assert (BoardReader(board).read_of_living(SERVING_KV, time.monotonic()).state is None) == bool(refusal)
+    return core
+
+
+def serving(folder: Path) -> None:
+    assert served("", folder).world.pool.free_block_queue.num_free_blocks == round(0.1 * BLOCKS)
+    core = served("no more", folder)
+    assert core.world.pool.free_block_queue.num_free_blocks == BLOCKS
+    assert not core.scheduler.has_requests()
+
+
 def unattached() -> None:
     """Before anybody was asked, nothing is taken aside."""
     pool = BlockPool(BLOCKS + 1, enable_caching=True, hash_block_size=32)
@@ -166,10 +259,11 @@ def unattached() -> None:
 
 
 if __name__ == "__main__":
-    # Small enough that what a step may do is a bound that matters.
-    kv_pages.TAKEN_PER_STEP = 16
     kv_pages._PIECE_BYTES = 4 * mmap.PAGESIZE
     for seed in range(int(sys.argv[1])):
         World(seed).run(400)
+        spare(seed)
     refusing()
     unattached()
+    with tempfile.TemporaryDirectory() as folder:
+        serving(Path(folder))

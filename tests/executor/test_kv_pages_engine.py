@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import subprocess
 import sys
@@ -65,6 +66,12 @@ def guest(request: pytest.FixtureRequest, rig: Any) -> Iterator[Guest]:
 
 def allowed(kv_blocks: int, tokens_per_step: int = 4096, gate_open: bool = True) -> Quota:
     return Quota(kv_blocks, tokens_per_step, active_seqs=16, gate_open=gate_open)
+
+
+def test_it_says_what_gives_its_memory_back(guest: Guest) -> None:
+    lines = (guest.rig.folder / "guest.log").read_text().splitlines()
+    (told,) = (json.loads(line) for line in lines[-400:] if '"keys and values"' in line and line.startswith("{"))
+    assert (told["name"], "16384 bytes" in told["goes_back"]) == ("madvise", True)
 
 
 def test_an_idle_guest_keeps_its_prefixes_for_a_moment_and_then_holds_nothing(guest: Guest) -> None:
