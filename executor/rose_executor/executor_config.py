@@ -71,6 +71,9 @@ class GuestConfig(Section):
         default=_ENGINE.stream_interval, ge=1, le=1024, description="Tokens per streamed piece."
     )
     port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of the engine; 0 takes any free one.")
+    move_after_s: Seconds = Field(
+        default=2.0, description="A request that serving keeps from computing for so long goes on elsewhere."
+    )
     restarts_max: int = Field(default=_ENGINE.restarts_max, ge=0, le=1000, description="Deaths that it survives.")
     start_timeout_s: Seconds = Field(
         default=600.0, description="Longest wait for it to become healthy: it starts on what serving leaves."

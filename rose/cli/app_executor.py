@@ -63,6 +63,7 @@ def executor(
       kv_cache_gib = 1.0
       stream_interval = 1
       port = 0
+      move_after_s = 2.0
       restarts_max = 3
       start_timeout_s = 600.0
 
