@@ -14,10 +14,11 @@ Invariants
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_presence import Presence
-from rose_executor.kv_policy import FixedSplit, KvPolicy, ServingUses, StepBoundary, in_blocks, in_bytes
+from rose_executor.kv_policy import KvPolicy, ServingUses, StepBoundary, in_blocks, in_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +33,52 @@ class MemoryFigures:
     turns: int
 
 
-class KvBudget:
-    """One guest beside one serving engine. `presence` is set by whoever puts the guest to sleep or ends it."""
+class KvShare(Protocol):
+    """What a guest's quota says about memory. `presence` is set by whoever puts the guest to sleep or ends it."""
 
-    def __init__(self, policy: KvPolicy | FixedSplit) -> None:
+    presence: Presence
+
+    def blocks(
+        self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
+    ) -> int:
+        """What the quota is to say at `now` of the monotonic clock; None is what cannot be seen.
+
+        `serving_kv` is None also where serving gives nothing back.
+        """
+        ...
+
+    def step_ended(self, now: float) -> None:
+        """The RL run has ended a step: the guest has come to a new version."""
+        ...
+
+    def figures(self, now: float) -> MemoryFigures | None:
+        """None where there is no budget that could change."""
+        ...
+
+
+class FixedBlocks:
+    """A fixed split: the guest has so many blocks whatever serving does, its whole cache as a rule."""
+
+    def __init__(self, blocks: int) -> None:
+        self.presence = Presence.ACTIVE
+        self._blocks = blocks
+
+    def blocks(
+        self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
+    ) -> int:
+        return self._blocks if self.presence is Presence.ACTIVE else 0
+
+    def step_ended(self, now: float) -> None:
+        """Nothing is planned anew."""
+
+    def figures(self, now: float) -> MemoryFigures | None:
+        return None
+
+
+class KvBudget:
+    """One guest beside one serving engine, both in one pool of memory."""
+
+    def __init__(self, policy: KvPolicy) -> None:
         self.presence = Presence.ACTIVE
         self._policy = policy
         self._guest_blocks = 0
@@ -43,10 +86,6 @@ class KvBudget:
     def blocks(
         self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
     ) -> int:
-        """What the quota is to say at `now` of the monotonic clock; None is an engine that cannot be seen.
-
-        `serving_kv` is None where serving gives nothing back.
-        """
         self._policy.step(ServingUses(self._held(serving, serving_kv)), now)
         if guest is not None:
             self._guest_blocks = guest.kv_blocks_total
@@ -55,7 +94,6 @@ class KvBudget:
         return in_blocks(self._policy.budget_bytes, self._policy.pool.guest_bytes, self._guest_blocks)
 
     def step_ended(self, now: float) -> None:
-        """The RL run has ended a step: the guest has come to a new version."""
         self._policy.step(StepBoundary(), now)
 
     def figures(self, now: float) -> MemoryFigures:

@@ -197,21 +197,6 @@ class KvPolicy:
         self._last = direction
 
 
-class FixedSplit:
-    """Where one of the two cannot give pages back: the guest keeps what serving's whole cache leaves, for good."""
-
-    def __init__(self, pool: KvPool) -> None:
-        self.pool = pool
-        self.budget_bytes = pool.sure_bytes
-        self.cuts = self.grows = self.freezes = self.turns = 0
-
-    def frozen(self, now: float) -> bool:
-        return False
-
-    def step(self, event: ServingUses | StepBoundary, now: float) -> Sequence[Cut | Grow]:
-        return ()
-
-
 def in_blocks(budget_bytes: int, guest_bytes: int, guest_blocks: int) -> int:
     """What a budget is in blocks of a guest whose cache has so many bytes and blocks: rounded down, never above all."""
     if guest_bytes <= 0:

@@ -66,6 +66,12 @@ def executor(
       move_after_s = 2.0
       restarts_max = 3
       start_timeout_s = 600.0
+      [memory]                # for the keys and values of both engines
+      pool_gib = 0.0          # 0: a fixed split, each keeps its whole cache
+      serving_gib = 0.0       # the whole cache of the serving engine
+      headroom = 0.2
+      watermark = 0.5
+      freeze_s = 30.0
 
     \b
     Examples:

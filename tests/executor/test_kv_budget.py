@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_presence import Presence
-from rose_executor.kv_budget import KvBudget, MemoryFigures
-from rose_executor.kv_policy import FixedSplit, KvPolicy, KvPool
+from rose_executor.kv_budget import FixedBlocks, KvBudget, MemoryFigures
+from rose_executor.kv_policy import KvPolicy, KvPool
 
 POOL = KvPool(pool_bytes=1000, serving_bytes=1000, guest_bytes=800)
 GUEST = GuestState(kv_blocks_total=40)
@@ -79,7 +79,11 @@ def test_a_guest_asleep_gets_none_and_its_budget_goes_on() -> None:
     assert budget.blocks(serving(30), KV, GUEST, 1.1) == 25
 
 
-def test_a_fixed_split_is_told_in_blocks_too() -> None:
-    budget = KvBudget(FixedSplit(KvPool(pool_bytes=1500, serving_bytes=1000, guest_bytes=800)))
+def test_a_fixed_split_never_moves_but_for_a_guest_asleep() -> None:
+    fixed = FixedBlocks(25)
     for used in (0, 90):
-        assert budget.blocks(serving(used), KV, GUEST, 1.0) == 25
+        assert fixed.blocks(serving(used), KV, GUEST, 1.0) == 25
+    fixed.step_ended(2.0)
+    assert (fixed.blocks(None, None, None, 3.0), fixed.figures(3.0)) == (25, None)
+    fixed.presence = Presence.GONE
+    assert fixed.blocks(serving(0), KV, GUEST, 4.0) == 0

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rose.errors import ConfigError
 from rose_executor.kv_policy import (
     Cut,
-    FixedSplit,
     Grow,
     KvPolicy,
     KvPool,
@@ -226,15 +225,6 @@ def test_serving_is_never_refused_while_it_grows_no_faster_than_promised(seed: i
             told = used
         guest.tick(tick, policy.budget_bytes)
         assert used + guest.held_bytes <= POOL.pool_bytes
-
-
-def test_a_fixed_split_is_what_serving_can_never_need_and_never_moves() -> None:
-    split = FixedSplit(KvPool(pool_bytes=1000, serving_bytes=600, guest_bytes=700))
-    assert split.budget_bytes == 400
-    for used in (None, 0, 1000):
-        assert split.step(ServingUses(used), 1.0) == ()
-    assert split.step(StepBoundary(), 2.0) == ()
-    assert (split.budget_bytes, split.frozen(3.0)) == (400, False)
 
 
 @pytest.mark.parametrize(
