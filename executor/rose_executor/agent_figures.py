@@ -99,16 +99,14 @@ class AgentFigures:
 
     def _show_memory(self, memory: MemoryFigures | None) -> None:
         if memory is None:
-            self._status.part("memory", "fixed split", "each engine keeps its whole cache, used or not")
+            self._status.part("memory", "fixed split", "the guest may use its whole cache, whatever serving needs")
             return
         self._metrics.kv_budget_bytes.set(memory.budget_bytes)
         self._metrics.kv_frozen.set(memory.frozen)
         self._metrics.kv_cuts.inc(self._cuts.by(memory.cuts))
         self._metrics.kv_turns.inc(self._turns.by(memory.turns))
-        state = "frozen" if memory.frozen else "planned"
-        self._status.part(
-            "memory", state, f"{memory.budget_bytes // 2**20} MiB are the guest's, after {memory.cuts} cuts"
-        )
+        state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
+        self._status.part("memory", state, f"{mib} MiB are the guest's, after {memory.cuts} cuts")
 
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()

@@ -112,9 +112,7 @@ class ExecutorConfig(Section):
         }
         lines = keys.ports_taken_twice(ports)
         if self.memory.pool_gib and not self.memory.serving_gib:
-            lines.append(
-                "memory.serving_gib = 0: beside memory.pool_gib, the size of the serving engine's cache is needed"
-            )
+            lines.append("memory.serving_gib = 0: beside memory.pool_gib it must be the serving engine's cache")
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self
