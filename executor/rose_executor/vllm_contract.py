@@ -58,6 +58,7 @@ QUOTA_RELIES_ON: tuple[Reliance, ...] = (
     ("vllm.v1.core.sched.interface", "PauseState.UNPAUSED", ()),
     ("vllm.v1.engine.core", "EngineCore.collective_rpc", ("method", "args")),
     ("vllm.v1.engine.core", "EngineCoreProc.is_running", ()),
+    ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.initialize_kv_cache", ("kv_cache_config",)),
 )
 """For guests; the attributes of a scheduler that they also need are `QUOTA_READS`."""
 

@@ -31,6 +31,8 @@ def register() -> None:
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()
+    if env.board is not None:
+        _begin_without_pages()
     if env.unpacked_weights:
         _keep_weights_unpacked()
 
@@ -56,6 +58,16 @@ def _add_engine_core_methods() -> None:
 
     for name in core_methods.NAMES:
         setattr(EngineCore, name, getattr(core_methods, name))
+
+
+def _begin_without_pages() -> None:
+    """A guest takes no memory for its cache before it has read a quota. On GPU that is kvcached's matter."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from rose_executor import kv_untouched
+
+        kv_untouched.install()
 
 
 def _keep_weights_unpacked() -> None:

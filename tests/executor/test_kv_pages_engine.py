@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from test_quota_scheduler import PROMPTS, Guest, greedy, usage
 
@@ -72,6 +73,26 @@ def test_it_says_what_gives_its_memory_back(guest: Guest) -> None:
     lines = (guest.rig.folder / "guest.log").read_text().splitlines()
     (told,) = (json.loads(line) for line in lines[-400:] if '"keys and values"' in line and line.startswith("{"))
     assert (told["name"], "16384 bytes" in told["goes_back"]) == ("madvise", True)
+
+
+def test_a_guest_that_starts_takes_no_memory_for_its_cache(rig: Any) -> None:
+    """By the kernel's books it was never larger than one whose cache is sixteen times smaller."""
+    peaks = []
+    for cache in (16 * MIB, 256 * MIB):
+        path = rig.folder / f"starting-board-{cache}"
+        guest = Guest(rig, rig.new_engine("starting", board=path, kv_cache_bytes=cache), path)
+        rig.run(guest.engine.start(0))
+        leader = psutil.Process(guest.engine.pid)
+        peaks.append(sum(map(peak_bytes, [leader, *leader.children(recursive=True)])))
+        rig.run(guest.engine.stop())
+    assert peaks[1] < peaks[0] + 120 * MIB
+
+
+def peak_bytes(process: psutil.Process) -> int:
+    """The most that a process has ever had resident."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def test_an_idle_guest_keeps_its_prefixes_for_a_moment_and_then_holds_nothing(guest: Guest) -> None:

@@ -24,6 +24,7 @@ from rose_executor.kv_tensors import (
     runs_of,
     whole_pages,
 )
+from rose_executor.kv_untouched import Untouched
 
 PAGE = mmap.PAGESIZE
 
@@ -130,3 +131,14 @@ def test_a_worker_is_asked_in_words() -> None:
         0,
         "a tensor of keys and values of shape (5, 4096) does not show where its 6 blocks are",
     )
+
+
+def test_large_zeros_begin_without_pages_and_all_else_is_torchs_own() -> None:
+    with Untouched():
+        large = torch.zeros(64 * PAGE * 8, dtype=torch.int8, device="cpu")
+        small = torch.zeros(8, dtype=torch.int8)
+        floats = torch.zeros((1024, 1024))
+    assert resident_pages(large.data_ptr(), 64 * 8) == 0
+    large[: 3 * PAGE].fill_(1)
+    assert resident_pages(large.data_ptr(), 64 * 8) < 64 * 8
+    assert (int(large.sum()), int(small.sum()), int(floats.sum())) == (3 * PAGE, 0, 0)
