@@ -146,6 +146,10 @@ class ExecutorMetrics:
         self.guest_restarts = counter("guest_restarts", "Guests started anew after a death.")
         self.wrong_answers = counter("wrong_answers", "Guests that did not compute what their version must.")
         self.preemptions = counter("preemptions", "Requests that a shrinking quota set back.")
+        self.kv_budget_bytes = gauge("kv_budget_bytes", "Memory that the guest's keys and values may take in the pool.")
+        self.kv_frozen = gauge("kv_frozen", "Whether that may not grow because of a cut.")
+        self.kv_cuts = counter("kv_cuts", "Times that serving's use cut it.")
+        self.kv_turns = counter("kv_turns", "Times that it grew after a cut, or was cut after it had grown.")
         self.starvations = counter("starvations", "Times that requests began to starve although the gate was open.")
         self.fetched_bytes = counter("fetched_bytes", "Payload that came for new weight versions.")
         self.pause_seconds = Histogram(

@@ -41,6 +41,7 @@ from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, Role
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
+from rose_executor.version_follower import Followed
 
 log = logger("executor")
 
@@ -221,7 +222,7 @@ class Agent:
                 max_requests=self._settings.max_num_seqs,
                 prove=self._proof.prove,
                 now=self._now,
-                told=self._figures.followed,
+                told=self._followed,
             )
             self._shelf.page(live.incarnation)
             try:
@@ -240,6 +241,11 @@ class Agent:
         guest = None if self._watch.seen is None else self._watch.seen.guest.state
         used = 0.0 if guest is None else guest.kv_blocks_used / max(1, guest.kv_blocks_total)
         return self.lent().slots, min(1.0, used)
+
+    def _followed(self, followed: Followed, fetched_bytes: int) -> None:
+        self._figures.followed(followed, fetched_bytes)
+        # A new version is the end of a step of the run: what the guest may hold is planned anew.
+        self._watch.rules.kv.step_ended(time.monotonic())
 
     def _restarted(self, cause: str) -> None:
         log.warning("the guest is started anew", why=cause)

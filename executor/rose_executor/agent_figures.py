@@ -14,6 +14,7 @@ from rose_executor.board_states import GuestState, ServingState
 from rose_executor.guest_life import GuestLife
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import MemoryFigures
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent
 from rose_executor.meters import Growth, Share
@@ -32,6 +33,7 @@ class AgentFigures:
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
         self._preemptions, self._starvations = Growth(), Growth()
+        self._cuts, self._turns = Growth(), Growth()
         self._reborn = False
         self._engine = ("starting", "")
         metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
@@ -74,6 +76,7 @@ class AgentFigures:
         if guest is not None:
             self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
             self._metrics.starvations.inc(self._starvations.by(guest.starvations))
+        self._show_memory(watch.rules.kv.figures(now_s))
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
         self._metrics.guest_tokens.set(tokens)
@@ -101,6 +104,17 @@ class AgentFigures:
         # Without work it asks for nothing: what it would get is as good as what it gets.
         self._open = Share()
         return float(rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0)
+
+    def _show_memory(self, memory: MemoryFigures | None) -> None:
+        if memory is None:
+            self._status.part("memory", "fixed split", "the guest may use its whole cache, whatever serving needs")
+            return
+        self._metrics.kv_budget_bytes.set(memory.budget_bytes)
+        self._metrics.kv_frozen.set(memory.frozen)
+        self._metrics.kv_cuts.inc(self._cuts.by(memory.cuts))
+        self._metrics.kv_turns.inc(self._turns.by(memory.turns))
+        state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
+        self._status.part("memory", state, f"{mib} MiB are the guest's, after {memory.cuts} cuts")
 
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()

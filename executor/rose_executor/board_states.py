@@ -48,6 +48,15 @@ class ServingState:
 
 
 @dataclass(frozen=True, slots=True)
+class ServingKv:
+    """What a serving engine that gives memory back holds of its cache: bytes in all, resident, kept beyond its use."""
+
+    total_bytes: int = 0
+    resident_bytes: int = 0
+    spare_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Quota:
     """What the guest may use from its next step on: KV blocks, tokens per step, requests that run at once.
 

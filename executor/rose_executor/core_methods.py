@@ -37,6 +37,8 @@ def rose_loaded(self: Any, version: int) -> None:
     """Name the version that was loaded at start, and what its tensors are."""
     self.collective_rpc("rose_loaded")
     _set_version(self, version)
+    if (attach := getattr(self.scheduler, "attach_core", None)) is not None:
+        attach(self)
 
 
 def rose_layouts(self: Any) -> list[dict[str, str]]:

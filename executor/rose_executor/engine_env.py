@@ -10,10 +10,13 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from rose.errors import ConfigError
 
 ENGINE_ID = "ROSE_ENGINE_ID"
 INCARNATION = "ROSE_INCARNATION"
@@ -25,6 +28,7 @@ STEP_LOG = "ROSE_STEP_LOG"
 STEP_PROFILE = "ROSE_STEP_PROFILE"
 SERVING_BOARD = "ROSE_SERVING_BOARD"
 SERVING_PROFILE = "ROSE_SERVING_PROFILE"
+SERVING_KV_SPARE = "ROSE_SERVING_KV_SPARE"
 UNPACKED_WEIGHTS = "ROSE_UNPACKED_WEIGHTS"
 MPS_DIRECTORY = "ROSE_MPS_DIRECTORY"
 """For an engine's guards: the MPS daemon that it is to be released from before they end it."""
@@ -45,7 +49,10 @@ IMPORT_ENV: Mapping[str, str] = {
 
 # What a user may have exported for engines of their own: the command line's size of the KV cache counts, and
 # vLLM's development routes, which anybody on the machine could call, stay off.
-_NOT_INHERITED = ("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY", SERVING_BOARD, SERVING_PROFILE)
+_NOT_INHERITED = (
+    *("VLLM_CPU_KVCACHE_SPACE", "VLLM_SERVER_DEV_MODE", "VLLM_API_KEY"),
+    *(SERVING_BOARD, SERVING_PROFILE, SERVING_KV_SPARE),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +118,17 @@ def serving_board(environ: Mapping[str, str] = os.environ) -> Path | None:
 def serving_profile(environ: Mapping[str, str] = os.environ) -> Path | None:
     """What the serving engine's steps are known to cost, None if nobody has said."""
     return Path(environ[SERVING_PROFILE]) if environ.get(SERVING_PROFILE) else None
+
+
+def serving_kv_spare(environ: Mapping[str, str] = os.environ) -> float | None:
+    """The share of its KV cache that a serving engine keeps in memory beyond what it uses; None to keep all of it.
+
+    Raises ConfigError for what is no share.
+    """
+    text = environ.get(SERVING_KV_SPARE)
+    if not text:
+        return None
+    with contextlib.suppress(ValueError):
+        if 0 <= (spare := float(text)) <= 1:
+            return spare
+    raise ConfigError(f"{SERVING_KV_SPARE} is {text!r}", expected="a share of the KV cache, from 0 to 1")

@@ -102,6 +102,20 @@ class PartitionConfig(Section):
         return GuestLimits(share, self.guest_memory_gib or None)
 
 
+class MemoryConfig(Section):
+    """The memory that both engines' keys and values share; the rule is `kv_policy`."""
+
+    pool_gib: float = Field(
+        default=0.0, ge=0, le=4096, description="For both, in GiB; 0 is a fixed split, each keeps its whole cache."
+    )
+    serving_gib: float = Field(default=0.0, ge=0, le=4096, description="The serving engine's whole cache, in GiB.")
+    headroom: float = Field(default=0.2, gt=0, lt=1, description="Share of the pool that is left free for bursts.")
+    watermark: float = Field(
+        default=0.5, gt=0, lt=1, description="Share of the headroom that serving takes before the guest is cut."
+    )
+    freeze_s: Seconds = Field(default=30.0, description="How long a cut guest does not grow, in seconds.")
+
+
 class ExecutorConfig(Section):
     """A whole configuration."""
 
@@ -110,6 +124,7 @@ class ExecutorConfig(Section):
     serving: ServingConfig
     guest: GuestConfig
     partition: PartitionConfig = PartitionConfig()
+    memory: MemoryConfig = MemoryConfig()
 
     @model_validator(mode="after")
     def _agree(self) -> ExecutorConfig:
@@ -119,6 +134,8 @@ class ExecutorConfig(Section):
             "guest.port": self.guest.port,
         }
         lines = keys.ports_taken_twice(ports)
+        if self.memory.pool_gib and not self.memory.serving_gib:
+            lines.append("memory.serving_gib = 0: beside memory.pool_gib it must be the serving engine's cache")
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self

@@ -30,6 +30,8 @@ from rose_executor.executor_config import ExecutorConfig
 from rose_executor.guest_life import receiving
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import FixedBlocks, KvBudget, KvShare
+from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
@@ -82,9 +84,23 @@ def _watch(config: ExecutorConfig, partitioner: Partitioner) -> GuestWatch:
         seqs_max=config.guest.max_num_seqs,
         interference=partitioner.describe().interference,
     )
-    return GuestWatch(
-        config.serving.board.absolute(), GuestRules(policy, _ALL_BLOCKS, config.guest.move_after_s), partitioner
+    rules = GuestRules(policy, _share(config), config.guest.move_after_s)
+    return GuestWatch(config.serving.board.absolute(), rules, partitioner)
+
+
+def _share(config: ExecutorConfig) -> KvShare:
+    memory = config.memory
+    if not memory.pool_gib:
+        return FixedBlocks(_ALL_BLOCKS)
+    pool = KvPool(
+        pool_bytes=round(memory.pool_gib * 2**30),
+        serving_bytes=round(memory.serving_gib * 2**30),
+        guest_bytes=round(config.guest.kv_cache_gib * 2**30),
+        headroom=memory.headroom,
+        watermark=memory.watermark,
+        freeze_s=memory.freeze_s,
     )
+    return KvBudget(KvPolicy(pool))
 
 
 class _Program:

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from rose.errors import ClusterError
-from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, BoardReader, HalfWriter, claim_quota
+from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.guest_rules import LOOK_S, Freeze, GuestRules, Looked, Write
 from rose_executor.partitioner import Partitioner
@@ -57,7 +57,9 @@ class GuestWatch:
         try:
             now_s = time.monotonic()
             writer = self._whole_board(now_s)
-            self.seen = Looked(self._reader.read(SERVING, now_s), self._reader.read(GUEST, now_s))
+            read = self._reader.read
+            serving_kv = self._reader.read_of_living(SERVING_KV, now_s)
+            self.seen = Looked(read(SERVING, now_s), read(GUEST, now_s), serving_kv)
             self._learn(self.seen.guest.state, now_s)
             for action in self.rules.step(self.seen, now_s):
                 match action:

@@ -29,11 +29,11 @@ from rose.errors import EngineError
 from rose_executor import vllm_contract
 from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota
-from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
 from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_board import GuestBoard
 from rose_executor.guest_trail import GuestTrail
+from rose_executor.kv_keeping import Keeping
 from rose_executor.profile_store import read_profile
 from rose_executor.quota import StarvedWatch
 from rose_executor.stalled import Stalled
@@ -47,7 +47,7 @@ _LOOK_S = 0.002
 _MOVE_EVERY_S = 0.1
 
 
-class _Quota(Counting):
+class _Quota(Keeping):
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
 
     max_num_scheduled_tokens: int
@@ -85,7 +85,7 @@ class _Quota(Counting):
         self._keep_to_quota()
         planned_at_s = time.monotonic()
         self._guest_meter.begins()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         self._guest_meter.scheduled(self._shape(output.num_scheduled_tokens))
         if output.total_num_scheduled_tokens:
             self._guest_trail.planned(self._plan(planned_at_s))
@@ -111,6 +111,7 @@ class _Quota(Counting):
     def _look(self) -> None:
         now_s = time.monotonic()
         self._guest_admission.look(self._guest_board.look(now_s), now_s, self._pending())
+        self.kv_blocks_kept = self._guest_admission.quota.kv_blocks
 
     def _pending(self) -> Pending:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
@@ -130,7 +131,7 @@ class _Quota(Counting):
     def _wait_at_the_gate(self) -> None:
         """Stay here a little while nothing may be computed, and leave as soon as something may."""
         deadline_s = time.monotonic() + HEARTBEAT_S / 2
-        while not self._guest_admission.open and time.monotonic() < deadline_s:
+        while not self._guest_admission.open and self.kv_settled() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             self._look()
 
@@ -218,7 +219,8 @@ class _Quota(Counting):
         return self._guest_admission.limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        return max(0, self._guest_admission.quota.kv_blocks - self._used_blocks())
+        within_quota = self._guest_admission.quota.kv_blocks - self._used_blocks()
+        return max(0, min(within_quota, self.kv_backing.available_blocks()))
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""

@@ -127,6 +127,8 @@ QUOTA: tuple[Reliance, ...] = (
         "Scheduler.reset_prefix_cache(reset_running_requests)",
         "Scheduler._preempt_request(request, timestamp, drop_stale_output)",
         "Scheduler._request_blocks_can_be_freed(request)",
+        "Scheduler.has_requests",
+        "Scheduler.pause_state",
         *(f"Scheduler.{name}" for name in QUOTA_READS),
     ),
     *_in(
@@ -141,12 +143,23 @@ QUOTA: tuple[Reliance, ...] = (
         "FinishReason.ABORT",
     ),
     *_in("vllm.v1.core.kv_cache_manager", "KVCacheManager.block_pool"),
-    *_in("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", "BlockPool.get_usage", "BlockPool.num_gpu_blocks"),
+    *_in("vllm.v1.core.sched.interface", "PauseState.UNPAUSED"),
+    *_in(
+        "vllm.v1.core.block_pool",
+        "BlockPool.get_num_free_blocks",
+        "BlockPool.get_usage",
+        "BlockPool.num_gpu_blocks",
+        "BlockPool.get_new_blocks(num_blocks)",
+        "BlockPool.free_blocks(ordered_blocks)",
+    ),
+    *_in("vllm.v1.engine.core", "EngineCore.collective_rpc(method, args)", "EngineCoreProc.is_running"),
+    *_in("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.initialize_kv_cache(kv_cache_config)"),
     *_in(
         "vllm.v1.request",
         "Request.priority",
         "Request.arrival_time",
         "Request.client_index",
+        "Request.num_computed_tokens",
         "RequestStatus.FINISHED_ABORTED",
     ),
     *_in("vllm.config", "VllmConfig.parallel_config", "ParallelConfig.distributed_executor_backend"),
@@ -166,9 +179,11 @@ PROBE: tuple[Reliance, ...] = (
         "SchedulerStats.kv_cache_usage",
         "IterationStats.num_generation_tokens",
         "IterationStats.prompt_token_stats",
+        "IterationStats.time_to_first_tokens_iter",
+        "IterationStats.finished_requests",
         "PromptTokenStats.computed",
     ),
-    *_in("vllm.config", "VllmConfig.cache_config", "CacheConfig.num_gpu_blocks"),
+    *_in("vllm.config", "VllmConfig.cache_config", "CacheConfig.num_gpu_blocks", "CacheConfig.block_size"),
 )
 
 TRACING: tuple[Reliance, ...] = (

@@ -70,6 +70,12 @@ def executor(
       [partition]
       guest_share = 1.0       # of the GPU's threads (MPS), or of its cores; 1: no ceiling
       guest_memory_gib = 0.0  # of each GPU (MPS); 0: no limit
+      [memory]                # for the keys and values of both engines
+      pool_gib = 0.0          # 0: a fixed split, each keeps its whole cache
+      serving_gib = 0.0       # the whole cache of the serving engine
+      headroom = 0.2
+      watermark = 0.5
+      freeze_s = 30.0
 
     \b
     Examples:

@@ -41,6 +41,7 @@ from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import receiving
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import FixedBlocks
 from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Role
@@ -126,7 +127,7 @@ async def executor(
         StatusBoard(service, waits) as status,
         closing(PageShelf(folder / "state", waits)) as shelf,
         closing(Even()) as partitioner,
-        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), 2**31), partitioner)) as watch,
+        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31)), partitioner)) as watch,
     ):
         settings = EngineSettings(
             "lent",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rose.slo import Slo
 from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked
+from rose_executor.kv_budget import FixedBlocks
 from rose_executor.lending import SHUT_S, Lent, lent
 from rose_executor.meters import Growth, OpenSeconds, Share
 from rose_executor.slack import SlackPolicy
@@ -18,7 +19,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.rules = GuestRules(POLICY, kv_blocks=77)
+        self.rules = GuestRules(POLICY, FixedBlocks(77))
         self.seen: Looked | None = None
         self.trouble = ""
 
