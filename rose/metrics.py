@@ -146,6 +146,8 @@ class ExecutorMetrics:
         self.guest_restarts = counter("guest_restarts", "Guests started anew after a death.")
         self.wrong_answers = counter("wrong_answers", "Guests that did not compute what their version must.")
         self.preemptions = counter("preemptions", "Requests that a shrinking quota set back.")
+        self.moved = counter("moved", "Requests that were given back with their tokens, to go on elsewhere.")
+        self.step_margin = gauge("step_margin", "What expected costs of the guest's steps are multiplied by.")
         self.kv_budget_bytes = gauge("kv_budget_bytes", "Memory that the guest's keys and values may take in the pool.")
         self.kv_frozen = gauge("kv_frozen", "Whether that may not grow because of a cut.")
         self.kv_cuts = counter("kv_cuts", "Times that serving's use cut it.")

@@ -18,6 +18,7 @@ from rose_executor.kv_budget import MemoryFigures
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent
 from rose_executor.meters import Growth, Share
+from rose_executor.step_profile import StepProfile
 from rose_executor.version_follower import Followed
 
 _MS = 1000
@@ -32,7 +33,7 @@ class AgentFigures:
         self._waits = waits
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
-        self._preemptions, self._starvations = Growth(), Growth()
+        self._preemptions, self._moved, self._starvations = Growth(), Growth(), Growth()
         self._cuts, self._turns = Growth(), Growth()
         self._reborn = False
         self._engine = ("starting", "")
@@ -72,10 +73,13 @@ class AgentFigures:
             self._show_engine("guest", guest, now_s)
         if guest is None and self._reborn:
             # Not before: for a while the board still tells of the one that died.
-            self._preemptions, self._starvations, self._reborn = Growth(), Growth(), False
+            self._preemptions, self._moved, self._starvations, self._reborn = Growth(), Growth(), Growth(), False
         if guest is not None:
             self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
+            self._metrics.moved.inc(self._moved.by(guest.moved))
             self._metrics.starvations.inc(self._starvations.by(guest.starvations))
+        self._metrics.step_margin.set(watch.profile.margin)
+        self._status.part("step profile", *_profile_words(watch.profile, now_s))
         self._show_memory(watch.rules.kv.figures(now_s))
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
@@ -144,6 +148,16 @@ def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str
     if serving.idle:
         return "idle", slack
     return "serving", f"{serving.decoding} answering, {serving.unanswered} before their first token, {slack}"
+
+
+def _profile_words(profile: StepProfile, now_s: float) -> tuple[str, str]:
+    if not profile.steps:
+        return "unknown", "no step was seen yet: the guest begins with a few tokens"
+    drift = profile.drifted
+    if drift is None:
+        return "holds", f"learnt from {profile.steps} steps"
+    for_s = now_s - drift.since_s
+    return "drifted", f"for {for_s:.0f} s, by a factor of {drift.factor:.2f}; margin {profile.margin:.2f}"
 
 
 def _follower_words(life: GuestLife | None) -> tuple[str, str]:

@@ -33,6 +33,7 @@ class ProcessConfig(Section):
     metrics_port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of its metrics; 0 takes any.")
     state: AnyPath = Field(description="Folder of its own for what outlives it: counted tokens, fetched weights.")
     cores: list[int] = Field(default=[], description="Processor cores of the guest; none named: all.")
+    profiles: str = Field(default="", description="Folder of step profiles; else where `rose profile` keeps them.")
     certificates: str = CERTIFICATES
 
 
@@ -177,5 +178,5 @@ def _read(file: Path, expected: str) -> dict[str, object]:
         section = tables.get(name)
         if isinstance(section, dict):
             section |= {key: base / section[key] for key in paths if isinstance(section.get(key), str)}
-            section |= keys.beside(file, section, "certificates")
+            section |= keys.beside(file, section, "certificates") | keys.beside(file, section, "profiles")
     return tables

@@ -25,17 +25,13 @@ from rose_executor.agent_figures import AgentFigures
 from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
-from rose_executor.engine_settings import EngineSettings
 from rose_executor.executor_config import ExecutorConfig
 from rose_executor.guest_life import receiving
-from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_plan import GuestPlan, open_watch, plan_guest
 from rose_executor.guest_watch import GuestWatch
-from rose_executor.kv_budget import FixedBlocks, KvBudget, KvShare
-from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
-from rose_executor.slack import SlackPolicy
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -43,10 +39,6 @@ log = logger("executor")
 
 _END_GRACE_S = 1.0
 """For answers that are on their way."""
-# The guest brings a quota within what it has: its cache is its share of memory.
-_ALL_BLOCKS = 2**31
-_PREFILL_TOKENS = 512
-"""Of prompts, in one step: source arXiv 2605.06534 (ROSE). Beside them each running request may have a token."""
 
 OpenLender = Callable[[str, str, Certificates | None, WaitBoard], AbstractAsyncContextManager[Lender]]
 """Speaks to the scheduler at an address, with a token, and certificates if there are any."""
@@ -68,39 +60,15 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
         open_log(run.output / "log.jsonl"),
         StatusBoard(run, waits) as status,
         contextlib.closing(PageShelf(section.state.absolute() / "pages", waits)) as shelf,
-        contextlib.closing(
-            pick_for_guest(section.cores, config.partition.limits, config.serving.board.absolute())
-        ) as partitioner,
-        contextlib.closing(_watch(config, partitioner)) as watch,
     ):
-        program = _Program(config, token, certificates, waits, run, status, shelf, partitioner, watch)
-        return asyncio.run(program.run(open_lender, ready))
-
-
-def _watch(config: ExecutorConfig, partitioner: Partitioner) -> GuestWatch:
-    policy = SlackPolicy(
-        config.serving.slo,
-        tokens_max=_PREFILL_TOKENS + config.guest.max_num_seqs,
-        seqs_max=config.guest.max_num_seqs,
-        interference=partitioner.describe().interference,
-    )
-    rules = GuestRules(policy, _share(config), config.guest.move_after_s)
-    return GuestWatch(config.serving.board.absolute(), rules, partitioner)
-
-
-def _share(config: ExecutorConfig) -> KvShare:
-    memory = config.memory
-    if not memory.pool_gib:
-        return FixedBlocks(_ALL_BLOCKS)
-    pool = KvPool(
-        pool_bytes=round(memory.pool_gib * 2**30),
-        serving_bytes=round(memory.serving_gib * 2**30),
-        guest_bytes=round(config.guest.kv_cache_gib * 2**30),
-        headroom=memory.headroom,
-        watermark=memory.watermark,
-        freeze_s=memory.freeze_s,
-    )
-    return KvBudget(KvPolicy(pool))
+        plan = plan_guest(config, run, shelf.folder, look())
+        limits, board = config.partition.limits, config.serving.board.absolute()
+        with (
+            contextlib.closing(pick_for_guest(section.cores, limits, board)) as partitioner,
+            contextlib.closing(open_watch(config, partitioner, plan.profile)) as watch,
+        ):
+            program = _Program(config, token, certificates, waits, run, status, shelf, partitioner, plan, watch)
+            return asyncio.run(program.run(open_lender, ready))
 
 
 class _Program:
@@ -116,9 +84,11 @@ class _Program:
         status: StatusBoard,
         shelf: PageShelf,
         partitioner: Partitioner,
+        plan: GuestPlan,
         watch: GuestWatch,
     ) -> None:
         self._config = config
+        self._plan = plan
         self._token = token
         self._certificates = certificates
         self._waits = waits
@@ -128,7 +98,7 @@ class _Program:
         self._partition = partitioner.describe()
         self._metrics = ExecutorMetrics()
         self._agent = Agent(
-            self._settings(),
+            plan.settings,
             EngineHealth(config.guest.restarts_max),
             watch,
             partitioner,
@@ -136,26 +106,6 @@ class _Program:
             AgentFigures(self._metrics, status, waits, config.serving.slo),
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
-        )
-
-    def _settings(self) -> EngineSettings:
-        guest = self._config.guest
-        return EngineSettings(
-            engine_id=self._config.executor.name,
-            model_dir=guest.model.absolute(),
-            runtime_dir=self._run.runtime,
-            log_path=self._run.output / "guest.log",
-            dtype=guest.dtype,
-            max_model_len=guest.max_model_len,
-            max_num_seqs=guest.max_num_seqs,
-            block_size=guest.block_size,
-            kv_cache_bytes=int(guest.kv_cache_gib * 2**30),
-            stream_interval=guest.stream_interval,
-            port=guest.port,
-            start_timeout_s=guest.start_timeout_s,
-            async_scheduling=bool(look().gpus),
-            board=self._config.serving.board.absolute(),
-            page_dir=self._shelf.folder,
         )
 
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
@@ -178,6 +128,8 @@ class _Program:
             client = await stack.enter_async_context(self._client())
             opening = open_lender(join.scheduler, self._token, self._certificates, self._waits)
             lender = await stack.enter_async_context(opening)
+            stack.callback(self._plan.keeper.save)
+            stack.callback(asyncio.create_task(self._plan.keeper.run(), name="profile keeper").cancel)
             self._tell(counts_address, shown.url)
             ready(counts_address, shown.url)
             weights = section.state.absolute() / "weights"
@@ -221,4 +173,4 @@ class _Program:
         for name, value in facts.items():
             self._status.fact(name, value)
         self._status.part("partition", partition.name, f"{partition.binds}; what it costs: {partition.costs}")
-        log.info("lending", **facts, partition=partition.name)
+        log.info("lending", **facts, partition=partition.name, profiled=self._plan.profiled)

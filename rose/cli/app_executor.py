@@ -46,6 +46,7 @@ def executor(
       metrics_port = 0
       state = "state"         # no default: what outlives it, such as counted tokens
       cores = []              # of the guest; none named: all
+      profiles = ""           # a folder; else where `rose profile` keeps what it found
       certificates = ""       # a folder with ca.crt, tls.crt and tls.key: TLS both ways
       [join]                  # what --join brings: a run's lend.toml
       scheduler = "127.0.0.1:7080"
