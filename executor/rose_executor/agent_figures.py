@@ -14,9 +14,11 @@ from rose_executor.board_states import GuestState, ServingState
 from rose_executor.guest_life import GuestLife
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import MemoryFigures
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent
 from rose_executor.meters import Growth, Share
+from rose_executor.step_profile import StepProfile
 from rose_executor.version_follower import Followed
 
 _MS = 1000
@@ -31,7 +33,8 @@ class AgentFigures:
         self._waits = waits
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
-        self._preemptions, self._starvations = Growth(), Growth()
+        self._preemptions, self._moved, self._starvations = Growth(), Growth(), Growth()
+        self._cuts, self._turns = Growth(), Growth()
         self._reborn = False
         self._engine = ("starting", "")
         metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
@@ -44,6 +47,14 @@ class AgentFigures:
     def restarted(self) -> None:
         self._metrics.guest_restarts.inc()
         self._reborn = True
+
+    def answered_wrongly(self) -> None:
+        self._metrics.wrong_answers.inc()
+
+    def show_guest(self, proof: tuple[str, str], health: str) -> None:
+        """Once a moment: what its known answer has shown, and when it is started again."""
+        self._status.part("known answer", *proof)
+        self._status.part("restarts", "waits" if health else "none due", health)
 
     def followed(self, followed: Followed, fetched_bytes: int) -> None:
         self._metrics.fetched_bytes.inc(fetched_bytes)
@@ -62,10 +73,14 @@ class AgentFigures:
             self._show_engine("guest", guest, now_s)
         if guest is None and self._reborn:
             # Not before: for a while the board still tells of the one that died.
-            self._preemptions, self._starvations, self._reborn = Growth(), Growth(), False
+            self._preemptions, self._moved, self._starvations, self._reborn = Growth(), Growth(), Growth(), False
         if guest is not None:
             self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
+            self._metrics.moved.inc(self._moved.by(guest.moved))
             self._metrics.starvations.inc(self._starvations.by(guest.starvations))
+        self._metrics.step_margin.set(watch.profile.margin)
+        self._status.part("step profile", *_profile_words(watch.profile, now_s))
+        self._show_memory(watch.rules.kv.figures(now_s))
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
         self._metrics.guest_tokens.set(tokens)
@@ -93,6 +108,17 @@ class AgentFigures:
         # Without work it asks for nothing: what it would get is as good as what it gets.
         self._open = Share()
         return float(rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0)
+
+    def _show_memory(self, memory: MemoryFigures | None) -> None:
+        if memory is None:
+            self._status.part("memory", "fixed split", "the guest may use its whole cache, whatever serving needs")
+            return
+        self._metrics.kv_budget_bytes.set(memory.budget_bytes)
+        self._metrics.kv_frozen.set(memory.frozen)
+        self._metrics.kv_cuts.inc(self._cuts.by(memory.cuts))
+        self._metrics.kv_turns.inc(self._turns.by(memory.turns))
+        state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
+        self._status.part("memory", state, f"{mib} MiB are the guest's, after {memory.cuts} cuts")
 
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()
@@ -122,6 +148,16 @@ def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str
     if serving.idle:
         return "idle", slack
     return "serving", f"{serving.decoding} answering, {serving.unanswered} before their first token, {slack}"
+
+
+def _profile_words(profile: StepProfile, now_s: float) -> tuple[str, str]:
+    if not profile.steps:
+        return "unknown", "no step was seen yet: the guest begins with a few tokens"
+    drift = profile.drifted
+    if drift is None:
+        return "holds", f"learnt from {profile.steps} steps"
+    for_s = now_s - drift.since_s
+    return "drifted", f"for {for_s:.0f} s, by a factor of {drift.factor:.2f}; margin {profile.margin:.2f}"
 
 
 def _follower_words(life: GuestLife | None) -> tuple[str, str]:

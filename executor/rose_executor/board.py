@@ -1,7 +1,8 @@
 """The board: a small shared file per device, on which a serving engine, the executor and a guest see one another.
 
-Three halves, each with one writer: *serving* (the probe in the serving engine), *quota* (the executor) and *guest*
-(the guest's scheduler). A half holds its state twice, in two banks that are written in turn, each in one call.
+Four halves, each with one writer: *serving* (the probe in the serving engine), *quota* (the executor), *guest* (the
+guest's scheduler) and *serving KV* (the serving engine's core, where it gives memory back). A half holds its state
+twice, in two banks that are written in turn, each in one call.
 
 Invariants
 - A reader takes the newest bank whose checksum holds. A writer killed at any store leaves the state before valid.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
+import math
 import os
 import struct
 import time
@@ -28,13 +30,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rose.errors import ClusterError, ContractError
-from rose_executor.board_states import GuestState, Quota, Reading, ServingState
+from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
 
-S = TypeVar("S", ServingState, Quota, GuestState)
+S = TypeVar("S", ServingState, Quota, GuestState, ServingKv)
 
 MAGIC = b"ROSEBORD"
 LAYOUT = 3
-BOARD_BYTES = 2048
+BOARD_BYTES = 2560
 
 _HEADER = struct.Struct("<8sQ16s")
 """Magic, layout version, the machine's boot."""
@@ -72,10 +74,13 @@ HEARTBEAT_S = 0.05
 SERVING: Half[ServingState] = Half("serving", 512, ServingState, 0.5)
 QUOTA: Half[Quota] = Half("quota", 1024, Quota, 0.5)
 GUEST: Half[GuestState] = Half("guest", 1536, GuestState, 2.0)
+# An idle engine core says nothing, and holds what it held: its half is as good as its writer is alive.
+SERVING_KV: Half[ServingKv] = Half("serving KV", 2048, ServingKv, math.inf)
 
 
 _COLUMNS = {
-    half.name: tuple((field.name, field.type) for field in fields(half.kind)) for half in (SERVING, QUOTA, GUEST)
+    half.name: tuple((field.name, field.type) for field in fields(half.kind))
+    for half in (SERVING, QUOTA, GUEST, SERVING_KV)
 }
 
 
@@ -98,6 +103,13 @@ class BoardReader:
         if seen is None or seen[0] != page:
             seen = self._seen[half.name] = page, _held(page, half)
         return _aged(seen[1], half, now_s)
+
+    def read_of_living(self, half: Half[S], now_s: float) -> Reading[S]:
+        """The same, unknown if the half has no live writer: what a dead one wrote last is nobody's state."""
+        reading = self.read(half, now_s)
+        if reading.state is None or _has_writer(self._fd, half):
+            return reading
+        return Reading(None, reading.number, f"the {half.name} half has no live writer")
 
     def replaced(self) -> bool:
         """Whether another file, or none, has the board's name now."""
@@ -291,6 +303,16 @@ def _lock(fd: int, path: Path, half: Half[S]) -> None:
             expected="one of each per device",
             to_do="end the other one, or give this one a board of its own",
         ) from error
+
+
+def _has_writer(fd: int, half: Half[S]) -> bool:
+    """Whether a process holds the lock of a half, as the kernel says; also of a file that is open for reading alone."""
+    try:
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, half.offset, _HALF_BYTES, 0)
+        found: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+    except OSError:
+        return False
+    return found == fcntl.F_WRLCK
 
 
 def _same_file(fd: int, path: Path) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from rose.access import read_token
+from rose.certificates import Certificates, read_certificates
 from rose.logs import logger, open_log
 from rose.machine import look
 from rose.metrics import ExecutorMetrics
@@ -24,15 +25,13 @@ from rose_executor.agent_figures import AgentFigures
 from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
-from rose_executor.engine_settings import EngineSettings
 from rose_executor.executor_config import ExecutorConfig
 from rose_executor.guest_life import receiving
-from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_plan import GuestPlan, open_watch, plan_guest
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
-from rose_executor.slack import SlackPolicy
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -40,13 +39,9 @@ log = logger("executor")
 
 _END_GRACE_S = 1.0
 """For answers that are on their way."""
-# The guest brings a quota within what it has: its cache is its share of memory.
-_ALL_BLOCKS = 2**31
-_PREFILL_TOKENS = 512
-"""Of prompts, in one step: source arXiv 2605.06534 (ROSE). Beside them each running request may have a token."""
 
-OpenLender = Callable[[str, str, WaitBoard], AbstractAsyncContextManager[Lender]]
-"""Speaks to the scheduler at an address, with a token."""
+OpenLender = Callable[[str, str, Certificates | None, WaitBoard], AbstractAsyncContextManager[Lender]]
+"""Speaks to the scheduler at an address, with a token, and certificates if there are any."""
 
 
 def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
@@ -57,6 +52,7 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
     TransferError or SchedulerError where the run does not accept us.
     """
     token = read_token(config.join.token_file)
+    certificates = read_certificates(config.executor.certificates)
     host_and_port(config.join.weights)
     waits, section = WaitBoard(), config.executor
     with (
@@ -64,25 +60,15 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
         open_log(run.output / "log.jsonl"),
         StatusBoard(run, waits) as status,
         contextlib.closing(PageShelf(section.state.absolute() / "pages", waits)) as shelf,
-        contextlib.closing(
-            pick_for_guest(section.cores, config.partition.limits, config.serving.board.absolute())
-        ) as partitioner,
-        contextlib.closing(_watch(config, partitioner)) as watch,
     ):
-        program = _Program(config, token, waits, run, status, shelf, partitioner, watch)
-        return asyncio.run(program.run(open_lender, ready))
-
-
-def _watch(config: ExecutorConfig, partitioner: Partitioner) -> GuestWatch:
-    policy = SlackPolicy(
-        config.serving.slo,
-        tokens_max=_PREFILL_TOKENS + config.guest.max_num_seqs,
-        seqs_max=config.guest.max_num_seqs,
-        interference=partitioner.describe().interference,
-    )
-    return GuestWatch(
-        config.serving.board.absolute(), GuestRules(policy, _ALL_BLOCKS, config.guest.move_after_s), partitioner
-    )
+        plan = plan_guest(config, run, shelf.folder, look())
+        limits, board = config.partition.limits, config.serving.board.absolute()
+        with (
+            contextlib.closing(pick_for_guest(section.cores, limits, board)) as partitioner,
+            contextlib.closing(open_watch(config, partitioner, plan.profile)) as watch,
+        ):
+            program = _Program(config, token, certificates, waits, run, status, shelf, partitioner, plan, watch)
+            return asyncio.run(program.run(open_lender, ready))
 
 
 class _Program:
@@ -92,15 +78,19 @@ class _Program:
         self,
         config: ExecutorConfig,
         token: str,
+        certificates: Certificates | None,
         waits: WaitBoard,
         run: Run,
         status: StatusBoard,
         shelf: PageShelf,
         partitioner: Partitioner,
+        plan: GuestPlan,
         watch: GuestWatch,
     ) -> None:
         self._config = config
+        self._plan = plan
         self._token = token
+        self._certificates = certificates
         self._waits = waits
         self._run = run
         self._status = status
@@ -108,7 +98,7 @@ class _Program:
         self._partition = partitioner.describe()
         self._metrics = ExecutorMetrics()
         self._agent = Agent(
-            self._settings(),
+            plan.settings,
             EngineHealth(config.guest.restarts_max),
             watch,
             partitioner,
@@ -118,33 +108,17 @@ class _Program:
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
         )
 
-    def _settings(self) -> EngineSettings:
-        guest = self._config.guest
-        return EngineSettings(
-            engine_id=self._config.executor.name,
-            model_dir=guest.model.absolute(),
-            runtime_dir=self._run.runtime,
-            log_path=self._run.output / "guest.log",
-            dtype=guest.dtype,
-            max_model_len=guest.max_model_len,
-            max_num_seqs=guest.max_num_seqs,
-            block_size=guest.block_size,
-            kv_cache_bytes=int(guest.kv_cache_gib * 2**30),
-            stream_interval=guest.stream_interval,
-            port=guest.port,
-            start_timeout_s=guest.start_timeout_s,
-            async_scheduling=bool(look().gpus),
-            board=self._config.serving.board.absolute(),
-            page_dir=self._shelf.folder,
-        )
-
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
         section, join = self._config.executor, self._config.join
         asked = first_signal()
         async with contextlib.AsyncExitStack() as stack:
             questions = Questions(self._agent.alive)
             server, counts_address = await serve_counts(
-                self._shelf, questions.alive, port=section.port, token=self._token
+                self._shelf,
+                questions.alive,
+                port=section.port,
+                token=self._token,
+                certificates=self._certificates,
             )
             stack.push_async_callback(server.stop, _END_GRACE_S)
             stack.push_async_callback(questions.over, self._waits)
@@ -152,7 +126,10 @@ class _Program:
                 contextlib.closing(serve_metrics(section.metrics_port, self._metrics.registry, self._agent.unhealthy))
             )
             client = await stack.enter_async_context(self._client())
-            lender = await stack.enter_async_context(open_lender(join.scheduler, self._token, self._waits))
+            opening = open_lender(join.scheduler, self._token, self._certificates, self._waits)
+            lender = await stack.enter_async_context(opening)
+            stack.callback(self._plan.keeper.save)
+            stack.callback(asyncio.create_task(self._plan.keeper.run(), name="profile keeper").cancel)
             self._tell(counts_address, shown.url)
             ready(counts_address, shown.url)
             weights = section.state.absolute() / "weights"
@@ -177,7 +154,8 @@ class _Program:
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:
         host, port = host_and_port(self._config.join.weights)
-        client = TcpClient(host, port, token=self._token, waits=self._waits)
+        tls = None if self._certificates is None else self._certificates.client_context()
+        client = TcpClient(host, port, token=self._token, waits=self._waits, tls=tls)
         try:
             yield client
         finally:
@@ -195,4 +173,4 @@ class _Program:
         for name, value in facts.items():
             self._status.fact(name, value)
         self._status.part("partition", partition.name, f"{partition.binds}; what it costs: {partition.costs}")
-        log.info("lending", **facts, partition=partition.name)
+        log.info("lending", **facts, partition=partition.name, profiled=self._plan.profiled)

@@ -29,20 +29,25 @@ from rose.errors import EngineError
 from rose_executor import vllm_contract
 from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota
-from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
-from rose_executor.guest_admission import GuestAdmission
+from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_board import GuestBoard
+from rose_executor.guest_trail import GuestTrail
+from rose_executor.kv_keeping import Keeping
+from rose_executor.profile_store import read_profile
 from rose_executor.quota import StarvedWatch
 from rose_executor.stalled import Stalled
+from rose_executor.step_clock import step_clock
+from rose_executor.step_log import Plan
 from rose_executor.step_meter import StepMeter
+from rose_executor.step_shape import StepShape
 
 # With the gate shut vLLM's loop would come round every millisecond, and each round costs about as much processor time.
 _LOOK_S = 0.002
 _MOVE_EVERY_S = 0.1
 
 
-class _Quota(Counting):
+class _Quota(Keeping):
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
 
     max_num_scheduled_tokens: int
@@ -61,8 +66,10 @@ class _Quota(Counting):
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
         limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
-        self._guest_admission = GuestAdmission(limits, time.monotonic())
-        self._guest_meter = StepMeter(_clock(self.vllm_config))  # type: ignore[attr-defined]
+        profile = None if env.step_profile is None else read_profile(env.step_profile)
+        self._guest_admission = GuestAdmission(limits, time.monotonic(), profile)
+        self._guest_meter = StepMeter(step_clock(self.vllm_config))  # type: ignore[attr-defined]
+        self._guest_trail = GuestTrail(env.step_log)
         self._guest_stalled = Stalled()
         self._guest_starved = StarvedWatch()
         self._guest_given_back: list[Any] = []
@@ -76,9 +83,12 @@ class _Quota(Counting):
         if not self._guest_admission.open and not self._guest_meter.under_way:
             self._wait_at_the_gate()
         self._keep_to_quota()
+        planned_at_s = time.monotonic()
         self._guest_meter.begins()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._guest_meter.scheduled(output.total_num_scheduled_tokens)
+        output = super().schedule(*args, **kwargs)
+        self._guest_meter.scheduled(self._shape(output.num_scheduled_tokens))
+        if output.total_num_scheduled_tokens:
+            self._guest_trail.planned(self._plan(planned_at_s))
         self._give_back_stalled(output.num_scheduled_tokens)
         self._report(output.total_num_scheduled_tokens)
         return output
@@ -86,8 +96,10 @@ class _Quota(Counting):
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if scheduler_output.total_num_scheduled_tokens:
-            self._guest_meter.ended()
-            self._guest_admission.computed(self._guest_meter.tokens, self._guest_meter.seconds)
+            meter = self._guest_meter
+            meter.ended()
+            self._guest_trail.ended(meter.shape, meter.seconds)
+            self._guest_admission.computed(meter.shape, meter.seconds, time.monotonic())
         self._tell_given_back(outputs)
         return outputs
 
@@ -98,12 +110,28 @@ class _Quota(Counting):
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        self._guest_admission.look(self._guest_board.look(now_s), now_s, self._guest_meter.under_way)
+        self._guest_admission.look(self._guest_board.look(now_s), now_s, self._pending())
+        self.kv_blocks_kept = self._guest_admission.quota.kv_blocks
+
+    def _pending(self) -> Pending:
+        running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        behind = sum(request.num_computed_tokens for request in self.running)
+        return Pending(max(1, running + waiting), behind, self._guest_meter.under_way)
+
+    def _shape(self, scheduled: dict[str, int]) -> StepShape:
+        # vLLM counts the tokens of this step as computed as soon as it has scheduled them.
+        requests: dict[str, Any] = self.requests  # type: ignore[attr-defined]
+        behind = sum(requests[one].num_computed_tokens - new for one, new in scheduled.items())
+        return StepShape(sum(scheduled.values()), len(scheduled), behind)
+
+    def _plan(self, at_s: float) -> Plan:
+        admission = self._guest_admission
+        return Plan(at_s, admission.arrivals, self._used_blocks(), admission.quota.kv_blocks)
 
     def _wait_at_the_gate(self) -> None:
         """Stay here a little while nothing may be computed, and leave as soon as something may."""
         deadline_s = time.monotonic() + HEARTBEAT_S / 2
-        while not self._guest_admission.open and time.monotonic() < deadline_s:
+        while not self._guest_admission.open and self.kv_settled() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             self._look()
 
@@ -174,7 +202,9 @@ class _Quota(Counting):
             waiting=waiting,
             kv_blocks_used=self._used_blocks(),
             step_s=meter.seconds,
-            step_tokens=meter.tokens,
+            step_tokens=meter.shape.tokens,
+            step_seqs=meter.shape.seqs,
+            step_context_tokens=meter.shape.context_tokens,
             busy_s=meter.busy_s,
             slack_s=admission.slack_s,
             allowed_tokens=admission.allowed.tokens_per_step,
@@ -189,7 +219,8 @@ class _Quota(Counting):
         return self._guest_admission.limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        return max(0, self._guest_admission.quota.kv_blocks - self._used_blocks())
+        within_quota = self._guest_admission.quota.kv_blocks - self._used_blocks()
+        return max(0, min(within_quota, self.kv_backing.available_blocks()))
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""
@@ -210,11 +241,3 @@ class QuotaScheduler(_Quota, Scheduler):  # type: ignore[misc]
 
 class QuotaAsyncScheduler(_Quota, AsyncScheduler):  # type: ignore[misc]
     """For guests on GPU: a plain scheduler would silently switch asynchronous scheduling off."""
-
-
-def _clock(config: Any) -> Callable[[], float]:
-    """The clock of a step's cost: processor time where this very thread computes on the CPU, else time that passes."""
-    from vllm.platforms import current_platform
-
-    computes_here = config.parallel_config.distributed_executor_backend == "uni"
-    return time.thread_time if current_platform.is_cpu() and computes_here else time.perf_counter

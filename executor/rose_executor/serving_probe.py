@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from rose.errors import ClusterError
-from rose_executor import serving_arrivals, vllm_contract
+from rose_executor import serving_arrivals, vllm_contract, vllm_reliances
 from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
 from rose_executor.board_states import ServingState
-from rose_executor.engine_env import serving_board
+from rose_executor.engine_env import serving_board, serving_profile
+from rose_executor.profile_store import read_profile
 from rose_executor.serving_steps import ServingSteps
 
 _LOOK_AGAIN_S = 1.0
@@ -123,7 +124,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
 
     @_never_hurting
     def _begin(self) -> None:
-        vllm_contract.check(vllm_contract.PROBE_RELIES_ON)
+        vllm_contract.check(vllm_reliances.PROBE)
         serving_arrivals.tell(self)
 
     def _write(self, state: ServingState) -> None:
@@ -133,8 +134,12 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
     def _counted(self) -> ServingSteps:
         if self._steps is None:
             # Without the null block, which is never anybody's.
-            blocks = max(0, (self._config.cache_config.num_gpu_blocks or 1) - 1)
-            self._steps = ServingSteps(blocks, time.monotonic())
+            cache = self._config.cache_config
+            path = serving_profile()
+            profile = None if path is None else read_profile(path)
+            self._steps = ServingSteps(
+                max(0, (cache.num_gpu_blocks or 1) - 1), time.monotonic(), cache.block_size, profile
+            )
         return self._steps
 
     def _keep_beating(self) -> None:

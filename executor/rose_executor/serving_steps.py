@@ -18,17 +18,24 @@ from dataclasses import replace
 
 from rose_executor.board_states import ServingState
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 _PROMPT_FADES = 0.98
 """Of the longest recent prompt, with each later one: the last fifty or so decide."""
 
 
 class ServingSteps:
-    """Counts from `now_s` of the monotonic clock; `kv_blocks_total` is the engine's whole KV cache."""
+    """Counts from `now_s` of the monotonic clock; the engine's KV cache is `kv_blocks_total` of `block_tokens` each.
 
-    def __init__(self, kv_blocks_total: int, now_s: float) -> None:
+    `profile` is what its steps are known to cost, if that is known.
+    """
+
+    def __init__(
+        self, kv_blocks_total: int, now_s: float, block_tokens: int = 16, profile: StepProfile | None = None
+    ) -> None:
         self.state = ServingState(stepped_at_s=now_s, kv_blocks_total=kv_blocks_total)
-        self._profile = StepProfile()
+        self._block_tokens = block_tokens
+        self._profile = StepProfile() if profile is None else profile
         self._prompt_tokens = 0.0
         self._arrived: dict[int, float] = {}
         self._unseen: deque[float] = deque()
@@ -72,7 +79,8 @@ class ServingSteps:
         )
         step_s = before.step_s if began_s is None else now_s - began_s
         if began_s is not None:
-            self._profile.saw(tokens, step_s)
+            context_tokens = before.kv_blocks_used * self._block_tokens
+            self._profile.saw(StepShape(tokens, max(1, running + finished), context_tokens), step_s, now_s)
         self._read(prompt_tokens, first_tokens)
         self._answer(running + waiting, first_tokens, finished, now_s)
         state = replace(
@@ -113,10 +121,15 @@ class ServingSteps:
         count = max(len(self._arrived), len(self._unseen))
         oldest_s = min(next(iter(self._arrived.values()), math.inf), next(iter(self._unseen), math.inf))
         prompt = round(self._prompt_tokens)
+        behind = state.kv_blocks_used * self._block_tokens
+        tokens, seqs = state.decoding + (prompt if count else 0), state.decoding + min(1, count)
         return replace(
             state,
             unanswered=count,
             oldest_unanswered_at_s=oldest_s if count else 0.0,
-            first_token_s=self._profile.seconds(prompt),
-            next_step_s=self._profile.seconds(state.decoding + (prompt if count else 0)),
+            first_token_s=self._seconds(StepShape(prompt, 1, behind)),
+            next_step_s=self._seconds(StepShape(tokens, seqs, behind)),
         )
+
+    def _seconds(self, shape: StepShape) -> float:
+        return self._profile.seconds(shape) if shape.tokens else 0.0

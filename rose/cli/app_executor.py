@@ -46,6 +46,8 @@ def executor(
       metrics_port = 0
       state = "state"         # no default: what outlives it, such as counted tokens
       cores = []              # of the guest; none named: all
+      profiles = ""           # a folder; else where `rose profile` keeps what it found
+      certificates = ""       # a folder with ca.crt, tls.crt and tls.key: TLS both ways
       [join]                  # what --join brings: a run's lend.toml
       scheduler = "127.0.0.1:7080"
       weights = "127.0.0.1:7070"
@@ -69,6 +71,12 @@ def executor(
       [partition]
       guest_share = 1.0       # of the GPU's threads (MPS), or of its cores; 1: no ceiling
       guest_memory_gib = 0.0  # of each GPU (MPS); 0: no limit
+      [memory]                # for the keys and values of both engines
+      pool_gib = 0.0          # 0: a fixed split, each keeps its whole cache
+      serving_gib = 0.0       # the whole cache of the serving engine
+      headroom = 0.2
+      watermark = 0.5
+      freeze_s = 30.0
 
     \b
     Examples:

@@ -21,20 +21,21 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from rose_executor import (
     counting_scheduler,
     engine_env,
+    kv_keeping,
     quota_scheduler,
     serving_arrivals,
     serving_probe,
-    vllm_contract,
+    vllm_030,
 )
 from rose_executor.board import SERVING, BoardReader, claim_quota
 
-CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101))
+CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101, block_size=32))
 
 
 def clashes() -> list[str]:
     """Names that our schedulers and vLLM's both give to something."""
     ours, theirs = set(), set(dir(AsyncScheduler))
-    for mixin in (counting_scheduler.Counting, quota_scheduler._Quota):
+    for mixin in (counting_scheduler.Counting, kv_keeping.Keeping, quota_scheduler._Quota):
         ours |= {name for name in vars(mixin) if not name.startswith("__")}
         ours |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(mixin)))
     theirs |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(AsyncScheduler.__mro__[1])))
@@ -165,11 +166,11 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
+    vllm_030.level_engine()
     serving_probe._LOOK_AGAIN_S = 0.05
     scenarios = (second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics, broken_file_system)
     said: dict[str, Any] = {
         "clashes": clashes(),
-        "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),
         "inert": asked(inert, answers.parent, named=False),
         **{scenario.__name__: asked(scenario, answers.parent) for scenario in scenarios},
     }

@@ -31,6 +31,7 @@ from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_rules import GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import FixedBlocks
 from rose_executor.launcher import Child, Command, Launcher, SpawnedChild
 from rose_executor.lender import GuestNow, GuestOffer
 from rose_executor.page_shelf import PageShelf
@@ -111,7 +112,7 @@ class Scene:
         self.floor, self.metrics, self.waits = Floor(), ExecutorMetrics(), WaitBoard()
         self.spawner = spawner
         self.shelf = PageShelf(folder / "pages", self.waits)
-        rules = GuestRules(SlackPolicy(SLO, 256, 16), 2**31)
+        rules = GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31))
         self.watch = GuestWatch(folder / "board", rules, self.floor)
         self.status = StatusBoard(Run("executor", folder, folder, os.open(os.devnull, os.O_RDONLY)), self.waits)
         self.agent = Agent(

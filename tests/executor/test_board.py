@@ -13,8 +13,19 @@ from hypothesis import strategies as st
 
 from rose.errors import ClusterError, ContractError
 from rose_executor import board
-from rose_executor.board import BOARD_BYTES, GUEST, QUOTA, SERVING, BoardReader, HalfWriter, claim_quota, decode, encode
-from rose_executor.board_states import GuestState, Quota, ServingState
+from rose_executor.board import (
+    BOARD_BYTES,
+    GUEST,
+    QUOTA,
+    SERVING,
+    SERVING_KV,
+    BoardReader,
+    HalfWriter,
+    claim_quota,
+    decode,
+    encode,
+)
+from rose_executor.board_states import GuestState, Quota, ServingKv, ServingState
 
 NOW_S = 1000.0
 NOW_NS = 1000 * 10**9
@@ -143,8 +154,8 @@ def test_both_banks_torn_is_said() -> None:
     ("content", "why"),
     [
         (b"", "cut short: 0 of"),
-        (page()[:-1], "cut short: 2047 of"),
-        (b"hello" * 500, "not a board"),
+        (page()[:-1], "cut short: 2559 of"),
+        (b"hello" * 600, "not a board"),
         (bytes(BOARD_BYTES), "not a board"),
         (board._HEADER.pack(board.MAGIC, 99, board._boot()) + page()[32:], "layout 99, not"),
         (board._HEADER.pack(board.MAGIC, board.LAYOUT, bytes(16)) + page()[32:], "another boot"),
@@ -226,6 +237,21 @@ def test_a_half_has_one_writer_and_the_next_goes_on_counting(tmp_path: Path) -> 
     reader = BoardReader(path)
     assert (reader.read(QUOTA, time.monotonic()).state, second.number) == (QUOTA_B, 2)
     assert reader.read(SERVING, time.monotonic()).state == SERVED
+
+
+def test_the_state_of_a_half_that_never_grows_stale_is_as_good_as_its_writer_is_alive(tmp_path: Path) -> None:
+    claim_quota(tmp_path / "board").close()
+    reader, year_s = BoardReader(tmp_path / "board"), 365 * 86_400.0
+    assert "never written" in reader.read_of_living(SERVING_KV, NOW_S).why
+    writer = HalfWriter(tmp_path / "board", SERVING_KV)
+    writer.write(ServingKv(3, 2, 1))
+    assert reader.read_of_living(SERVING_KV, time.monotonic() + year_s).state == ServingKv(3, 2, 1)
+    writer.close()
+    assert reader.read_of_living(SERVING_KV, time.monotonic()).why == "the serving KV half has no live writer"
+    assert reader.read(SERVING_KV, time.monotonic()).state == ServingKv(3, 2, 1)
+    other = HalfWriter(tmp_path / "board", GUEST)
+    assert reader.read_of_living(SERVING_KV, time.monotonic()).state is None
+    other.close()
 
 
 def _claim_and_die(path: Path) -> None:

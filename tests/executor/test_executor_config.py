@@ -139,3 +139,11 @@ def test_ports_are_apart(tmp_path: Path) -> None:
     file, join = files(tmp_path, FILE + "port = 7000\n")
     with pytest.raises(ConfigError, match=r"guest.port = 7000: allowed is any port but executor.metrics_port"):
         load_executor_config(file, join, {"metrics_port": 7000})
+
+
+def test_a_pool_of_memory_needs_to_know_how_large_servings_part_can_be(tmp_path: Path) -> None:
+    file, join = files(tmp_path, FILE + "[memory]\npool_gib = 2\n")
+    with pytest.raises(ConfigError, match=r"memory.serving_gib = 0: beside memory.pool_gib it must"):
+        load_executor_config(file, join, {})
+    file.write_text(FILE + "[memory]\npool_gib = 2\nserving_gib = 1.5\n")
+    assert load_executor_config(file, join, {}).memory.headroom == 0.2

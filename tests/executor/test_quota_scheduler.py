@@ -25,7 +25,7 @@ from rose_executor.stalled import SET_BACKS_MAX
 from rose_executor.token_route import TokenRoute
 from rose_transfer.snapshot import WEIGHTS
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.each_vllm]
 
 BLOCKS = 400
 TOKENS = 160

@@ -13,6 +13,7 @@ from rose.slo import Slo
 from rose_executor.board_states import ServingState
 from rose_executor.slack import SPEND, Allowance, SlackAdmission, SlackPolicy, slack_s
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05)
 POLICY = SlackPolicy(SLO, tokens_max=256, seqs_max=64)
@@ -46,7 +47,7 @@ def serving(
 def cost(per_token_s: float = 0.001) -> StepProfile:
     profile = StepProfile()
     for tokens in (1, 50, 100):
-        profile.saw(tokens, per_token_s * tokens)
+        profile.saw(StepShape(tokens), per_token_s * tokens, 100.0)
     return profile
 
 
@@ -101,7 +102,7 @@ def test_many_small_steps_beside_one_of_serving_get_no_more_than_one_large() -> 
     admission, profile, given_s = SlackAdmission(), cost(), 0.0
     for _ in range(100):
         tokens = admission.allow(serving(100.0), POLICY, profile, 100.0).tokens_per_step
-        seconds = profile.seconds(tokens) if tokens else 0.0
+        seconds = profile.seconds(StepShape(tokens)) if tokens else 0.0
         given_s += seconds
         admission.computed(seconds)
     assert 0.03 < given_s < 0.04
@@ -128,7 +129,7 @@ def test_sequences_outlast_a_burst_and_then_follow() -> None:
 def test_one_slow_step_does_not_shut_a_guest_out_for_ever() -> None:
     """It may try a little, in a tenth of the time, and only beside an idle engine."""
     slow = StepProfile()
-    slow.saw(8, 0.9)
+    slow.saw(StepShape(8), 0.9, 1.0)
     admission, tokens = SlackAdmission(), []
     for tick in range(2000):
         tokens.append(admission.allow(IDLE, POLICY, slow, 100.0 + tick * TICK_S).tokens_per_step)
@@ -143,11 +144,11 @@ def test_one_slow_step_does_not_shut_a_guest_out_for_ever() -> None:
 
 def test_what_a_trial_teaches_opens_the_gate() -> None:
     profile, admission = StepProfile(), SlackAdmission()
-    profile.saw(8, 0.9)
+    profile.saw(StepShape(8), 0.9, 1.0)
     for tick in range(4000):
         allowance = admission.allow(IDLE, POLICY, profile, 100.0 + tick * TICK_S)
         if allowance.tokens_per_step:
-            profile.saw(allowance.tokens_per_step, 0.001 * allowance.tokens_per_step)
+            profile.saw(StepShape(allowance.tokens_per_step), 0.001 * allowance.tokens_per_step, 100.0)
     assert allowance.tokens_per_step >= 40
 
 
@@ -190,15 +191,15 @@ def test_no_allowance_ever_costs_more_than_the_slack(seed: int, interference: fl
             steps, computed_s = 9, computed_s if steps == 9 else 0.0
         if source.random() < 0.3:
             tokens = source.randint(1, 200)
-            profile.saw(tokens, source.uniform(0.0001, 0.001) * tokens)
+            profile.saw(StepShape(tokens), source.uniform(0.0001, 0.001) * tokens, now_s)
         allowance = admission.allow(state, policy, profile, now_s)
         slack = slack_s(state, SLO, now_s, computed_s=computed_s, interference=interference)
-        assert profile.seconds(allowance.tokens_per_step) * interference <= slack + 1e-12 or (
+        assert profile.seconds(StepShape(allowance.tokens_per_step)) * interference <= slack + 1e-12 or (
             allowance.tokens_per_step <= (8 if state is IDLE else 0)
         )
         assert 0 <= allowance.tokens_per_step <= 200
         assert 1 <= allowance.active_seqs <= 16
         if allowance.tokens_per_step and source.random() < 0.5:
-            seconds = profile.seconds(allowance.tokens_per_step)
+            seconds = profile.seconds(StepShape(allowance.tokens_per_step))
             admission.computed(seconds)
             computed_s += seconds

@@ -55,6 +55,7 @@ def test_the_names_of_a_dashboard() -> None:
 
 EXECUTOR_NAMES = """
 compute_ratio kv_used_ratio gate_open_ratio requests slots_open slo_seconds weight_version guest_tokens guest_restarts
+wrong_answers
 preemptions starvations fetched_bytes pause_seconds
 """
 
