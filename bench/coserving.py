@@ -26,6 +26,7 @@ from bench.result import Run, Target
 from rose.slo import Slo
 from rose.workload.latencies import slo_from, summarised
 
+
 class Session:
     """Both engines and what they have shown, over all rounds."""
 
@@ -68,7 +69,7 @@ class Session:
 
 async def _calibrated(rig: Rig, rounds: int) -> Slo:
     """From serving alone."""
-    await rig.arrange(ALONE)
+    rig.arrange(ALONE)
     records = []
     for index in range(rounds):
         records += (await rig.replay(part_of_trace(index))).records

@@ -17,20 +17,10 @@ from bench.result import Run
 from rose.slo import Slo
 from rose.workload.latencies import attained, percentiles, summarised
 from rose.workload.load_record import LoadRecord
+from rose_executor.step_log import Plan, SeenStep
 
 IDLE_S = 0.05
 """For so long nothing may have been on its way for a request to be called a burst's first."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuestStep:
-    """One step: when it began (monotonic clock), what it cost, how many arrivals it knew of, its memory and quota."""
-
-    began_at_s: float
-    seconds: float
-    arrivals: int
-    kv_blocks_used: int
-    kv_blocks_quota: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +32,7 @@ class Shown:
     seconds: float
     guest_tokens: int = 0
     arrivals: int = 0
-    steps: Sequence[GuestStep] = ()
+    steps: Sequence[SeenStep] = ()
     more: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -85,7 +75,7 @@ def phase_figures(phase: Shown, slo: Slo) -> dict[str, float | None]:
         "slo_attainment": attained(phase.records, slo).fraction,
         "guest_tok_s": phase.guest_tokens / phase.seconds,
         "guest_steps": len(phase.steps),
-        "over_quota_steps": sum(step.kv_blocks_used > step.kv_blocks_quota for step in phase.steps),
+        "over_quota_steps": sum(plan.kv_blocks_used > plan.kv_blocks_quota for plan in _plans(phase)),
         **phase.more,
     }
     for what, found in (("ttft", summary.ttft), ("tpot", summary.tpot), ("lag", summary.lag)):
@@ -110,18 +100,22 @@ def _compared(phase: Shown, shown: Mapping[str, Shown]) -> dict[str, float | Non
 def reclaim_excess_ms(phase: Shown) -> list[float]:
     """One figure for each request that found the engine idle and was answered: see the module."""
     answered = sorted((one for one in phase.records if one.sent_s is not None), key=lambda one: one.sent_s or 0.0)
-    began = [step.began_at_s for step in phase.steps]
+    plans = _plans(phase)
+    planned_at_s = [plan.at_s for plan in plans]
     busy_until_s, found = 0.0, []
     for number, record in enumerate(answered, start=phase.arrivals + 1):
         assert record.sent_s is not None
         if record.sent_s >= busy_until_s + IDLE_S:
             sent_at_s = phase.began_at_s + record.sent_s
-            first = bisect_right(began, sent_at_s)
             late_s = 0.0
-            for step in phase.steps[first:]:
-                if step.arrivals >= number:
+            for plan in plans[bisect_right(planned_at_s, sent_at_s) :]:
+                if plan.arrivals >= number:
                     break
-                late_s = step.began_at_s - sent_at_s
+                late_s = plan.at_s - sent_at_s
             found.append(1e3 * late_s)
         busy_until_s = max(busy_until_s, record.ended_s)
     return found
+
+
+def _plans(phase: Shown) -> list[Plan]:
+    return [step.plan for step in phase.steps if step.plan is not None]

@@ -25,7 +25,7 @@ class Place(StrEnum):
     BESIDE = "beside"
     """Like any other process."""
     CAPPED = "capped"
-    """Like any other, but never more than `SHARE` of the core."""
+    """Below, and never more than `SHARE` of the core."""
     BELOW = "below"
     """Where the product's partitioner puts them."""
 
@@ -50,6 +50,6 @@ PHASES = (
     Phase("static_split", place=Place.CAPPED),
     Phase("partitioner"),
     Phase("admission", place=Place.BESIDE, admits=True),
-    Phase("memory", admits=True, pool=0.5),
+    Phase("memory", admits=True, pool=0.6),
     OURS,
 )

@@ -1,8 +1,8 @@
 """A serving engine and a guest on one core, as the product sets them up, and the phases' ways to share it.
 
 The serving engine is a plain vLLM with the product's probe; the guest, its scheduler, the board, the watch and the
-partitioner are the product's. What is not: the quota of a phase without admission (`FixedQuota`), and that the bench
-may put the guest beside the serving engine instead of below it.
+partitioner are the product's. What is not: the quota of a phase without admission, and that the bench may put the guest
+beside the serving engine instead of below it.
 """
 
 from __future__ import annotations
@@ -12,56 +12,39 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from bench.coserving_costs import STEP_COSTS, Costs, read_costs
+from bench.coserving_engines import guest_settings, probe_costs, started_serving
 from bench.coserving_phases import SHARE, Phase, Place
+from bench.coserving_sharing import FixedQuota, rules_of
 from bench.registry import BenchFailed
+from bench.result import ROOT
 from rose.cgroup import own_groups
-from rose.demo.board_watch import make_board
 from rose.demo.child import DemoChild, Program, start_child
 from rose.demo.cores import Placing, split_cores
 from rose.demo.load import LoadPlan
-from rose.demo.serving_engine import ServingEngine, ServingSettings, start_serving
-from rose.demo.serving_model import ServingShape, make_serving_model, warm_start
-from rose.errors import RoseError
+from rose.demo.serving_engine import ServingEngine
+from rose.errors import ClusterError
 from rose.machine import look
 from rose.slo import Slo
 from rose.waits import WaitBoard
 from rose.workload.record_file import Replay, read_replay
-from rose_executor.board_states import Quota
+from rose_executor.board import SERVING, BoardReader
+from rose_executor.board_states import ServingState
 from rose_executor.engine_launcher import open_launcher
 from rose_executor.engine_process import EngineProcess
-from rose_executor.engine_settings import EngineSettings
-from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.partitioner import Partitioner, Role, pick_partitioner
-from rose_executor.slack import SlackPolicy
 
-GUEST_SEQS = 64
-GUEST_KV_BYTES = 256 * 2**20
-SERVING_KV_BYTES = 256 * 2**20
-PREFILL_TOKENS = 512
-CONTEXT_TOKENS = 1024
-_BLOCKS_MAX = 2**31
+RL_STEP_S = 10.0
+"""How often a version of a run ends a freeze; the demo's steps are about twice as long."""
 _REPLAY_S = 180.0
-
-
-class FixedQuota:
-    """What stands for the product's rules where a phase has no admission: the same open quota, renewed at each look."""
-
-    def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
-        return [Write(Quota(_BLOCKS_MAX, PREFILL_TOKENS + GUEST_SEQS, GUEST_SEQS, gate_open=True))]
-
-
-class ShutGate:
-    """While the guest has no work."""
-
-    def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
-        return [Write(Quota(_BLOCKS_MAX, 0, GUEST_SEQS, gate_open=False))]
 
 
 @dataclass(slots=True)
@@ -77,6 +60,35 @@ class Rig:
     waits: WaitBoard
     slo: Slo | None = None
     _replays: int = 0
+    _arranged_at_s: float = 0.0
+
+    @property
+    def step_log(self) -> Path:
+        assert self.guest.settings.step_log is not None
+        return self.guest.settings.step_log
+
+    def serving_state(self) -> ServingState:
+        """Raises BenchFailed if the probe says nothing."""
+        reader = BoardReader(self.folder / "board")
+        try:
+            reading = reader.read(SERVING, time.monotonic())
+        finally:
+            reader.close()
+        if reading.state is None:
+            raise BenchFailed(f"the serving engine cannot be seen: {reading.why}")
+        return reading.state
+
+    def costs(self) -> Costs:
+        return read_costs(self.folder / "step-costs.json", probe_costs(self.folder))
+
+    def memory(self) -> dict[str, float]:
+        """What has become of the guest's budget in this phase; nothing where it has none."""
+        now_s = time.monotonic()
+        figures = self.watch.rules.kv.figures(now_s)
+        if figures is None:
+            return {}
+        minutes = (now_s - self._arranged_at_s) / 60
+        return {"oscillations_per_min": figures.turns / minutes, "kv_cuts": figures.cuts, "kv_grows": figures.grows}
 
     async def replay(self, load: LoadPlan) -> Replay:
         """One part of a trace from a client on the other cores. Raises BenchFailed if it does not come to its end."""
@@ -94,27 +106,13 @@ class Rig:
 
     def arrange(self, phase: Phase) -> None:
         """Share the core as the phase says. Raises ClusterError if the kernel refuses."""
-        self.watch.rules = self._rules(phase)
-        # self.partitioner.set_share(SHARE if phase.place is Place.CAPPED else None)
-        if phase.place is Place.BELOW:
-            self.partitioner.place(self.guest.pid, Role.GUEST)
-        elif phase.place is Place.BESIDE:
+        self.watch.rules = rules_of(phase, self.slo, self.partitioner.describe().interference)
+        self._arranged_at_s = time.monotonic()
+        self.partitioner.set_share(SHARE if phase.place is Place.CAPPED else None)
+        if phase.place is Place.BESIDE:
             _like_any_other(self.guest.pid)
-
-    def _rules(self, phase: Phase) -> GuestRules:
-        if not phase.guest:
-            return ShutGate()  # type: ignore[return-value]
-        if not phase.admits:
-            return FixedQuota()  # type: ignore[return-value]
-        assert self.slo is not None
-        below = phase.place is Place.BELOW
-        policy = SlackPolicy(
-            self.slo,
-            tokens_max=PREFILL_TOKENS + GUEST_SEQS,
-            seqs_max=GUEST_SEQS,
-            interference=self.partitioner.describe().interference if below else 1.0,
-        )
-        return GuestRules(policy, _BLOCKS_MAX, move_after_s=2.0)
+        else:
+            self.partitioner.place(self.guest.pid, Role.GUEST)
 
     def _check(self, client: DemoChild) -> None:
         if client.exit_code != 0:
@@ -123,6 +121,8 @@ class Rig:
             raise BenchFailed(f"the serving engine {self.serving.child.death()}")
         if not self.guest.alive:
             raise BenchFailed(f"the guest: {self.guest.death()}")
+        if self.watch.trouble:
+            raise BenchFailed(f"the watch: {self.watch.trouble}")
 
 
 @contextlib.asynccontextmanager
@@ -131,6 +131,9 @@ async def open_rig() -> AsyncIterator[Rig]:
     if look().gpus:
         raise BenchFailed("this bench shares a processor core, and here is a GPU", to_do="use a machine without one")
     folder = Path(tempfile.mkdtemp(prefix="rose-coserving-"))
+    # For what is started from here: the bench is not installed with the package.
+    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ[STEP_COSTS] = str(folder / "step-costs.json")
     waits = WaitBoard()
     try:
         async with contextlib.AsyncExitStack() as stack:
@@ -139,44 +142,27 @@ async def open_rig() -> AsyncIterator[Rig]:
             stack.callback(placing.close)
             placing.with_load(os.getpid())
             partitioner = stack.enter_context(contextlib.closing(pick_partitioner(cores.serving)))
-            serving = await _serving(folder, placing, waits)
+            serving = await started_serving(folder, placing, waits)
             stack.push_async_callback(serving.child.stop, 5.0)
-            board = folder / "board"
-            watch = stack.enter_context(contextlib.closing(GuestWatch(board, ShutGate(), partitioner)))  # type: ignore[arg-type]
+            watch = GuestWatch(folder / "board", FixedQuota(gate_open=False), partitioner)  # type: ignore[arg-type]
+            stack.callback(watch.close)
             launcher = await stack.enter_async_context(
                 open_launcher(waits, folder / "warm.log", 600.0, lambda pid: partitioner.place(pid, Role.GUEST))
             )
-            guest = EngineProcess(_guest_settings(folder, board), launcher, waits)
+            guest = EngineProcess(guest_settings(folder), launcher, waits)
             stack.push_async_callback(guest.stop)
-            watching = asyncio.create_task(watch.run())
-            stack.callback(watching.cancel)
+            for task in (asyncio.create_task(watch.run()), asyncio.create_task(_step_boundaries(watch))):
+                stack.callback(task.cancel)
             await guest.start(0)
             yield Rig(folder, serving, guest, watch, partitioner, placing, waits)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _serving(folder: Path, placing: Placing, waits: WaitBoard) -> ServingEngine:
-    model = await asyncio.to_thread(make_serving_model, folder / "serving-model", ServingShape())
-    settings = ServingSettings(
-        model, folder, folder / "serving.log", CONTEXT_TOKENS, seqs_max=32, kv_cache_bytes=SERVING_KV_BYTES
-    )
-    make_board(settings.board)
-    return await start_serving(settings, placing, waits)
-
-
-def _guest_settings(folder: Path, board: Path) -> EngineSettings:
-    return EngineSettings(
-        "guest",
-        warm_start(),
-        runtime_dir=folder,
-        log_path=folder / "guest.log",
-        max_model_len=CONTEXT_TOKENS,
-        max_num_seqs=GUEST_SEQS,
-        kv_cache_bytes=GUEST_KV_BYTES,
-        board=board,
-        start_timeout_s=600.0,
-    )
+async def _step_boundaries(watch: GuestWatch) -> None:
+    while True:
+        await asyncio.sleep(RL_STEP_S)
+        watch.rules.kv.step_ended(time.monotonic())
 
 
 def _like_any_other(pid: int) -> None:
@@ -190,4 +176,4 @@ def _like_any_other(pid: int) -> None:
         for member in [leader, *leader.children(recursive=True)]:
             (parent / "cgroup.procs").write_text(str(member.pid), encoding="ascii")
     except OSError as error:
-        raise RoseError(f"process {pid} cannot be put into {parent}: {error}") from error
+        raise ClusterError(f"process {pid} cannot be put into {parent}: {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from rose.errors import EngineError
@@ -45,7 +46,7 @@ class Rollouts:
         self._made = 0
 
     @contextlib.asynccontextmanager
-    async def during(self, seed: int):  # type: ignore[no-untyped-def]
+    async def during(self, seed: int) -> AsyncIterator[Tally]:
         """Keep it busy until the body ends; yields a `Tally`. Raises EngineError if the guest dies of it."""
         tally = Tally()
         async with open_session() as session:

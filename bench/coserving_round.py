@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import time
 from bisect import bisect_left
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from bench.coserving_figures import GuestStep, Shown
+from bench.coserving_figures import Shown
 from bench.coserving_phases import Phase
 from bench.coserving_rig import Rig
 from bench.coserving_rollouts import Rollouts, Tally
@@ -70,7 +68,7 @@ class Counters:
 
 async def shown(rig: Rig, phase: Phase, index: int) -> Shown:
     """Run a phase. Raises BenchFailed or RoseError if something of it does not run."""
-    await rig.arrange(phase)
+    rig.arrange(phase)
     counters, tally = Counters(), Tally()
     skipped = len(read_steps(rig.step_log))
     async with contextlib.AsyncExitStack() as stack:
@@ -79,30 +77,35 @@ async def shown(rig: Rig, phase: Phase, index: int) -> Shown:
             rollouts = Rollouts(rig.guest.base_url, rig.guest.page, rig.waits)
             tally = await stack.enter_async_context(rollouts.during(index))
             await _warm(rig, skipped)
-        arrivals = rig.arrivals()
+        arrivals, before = rig.serving_state().arrivals, rig.costs()
         replay = await rig.replay(part_of_trace(index))
+        costs, memory = rig.costs().since(before), rig.memory()
     assert replay.end is not None
     began_at_s = float(replay.end["began_monotonic_s"])
     until_s = began_at_s + float(replay.head["length_s"])
+    busy_s = counters.between(counters.busy_s, began_at_s, until_s)
     more = {
-        "serving_busy": counters.between(counters.busy_s, began_at_s, until_s) / (until_s - began_at_s),
+        "serving_busy": busy_s / (until_s - began_at_s),
+        "probe_percent": 100 * costs.probe_s / busy_s,
         "tokens_lost": float(tally.lost_tokens),
         "moved": float(tally.moved),
-        **rig.told(),
+        **memory,
     }
+    if costs.step_s:
+        more["guest_overhead_percent"] = 100 * costs.ours_s / costs.step_s
     return Shown(
         records=replay.records,
         began_at_s=began_at_s,
         seconds=until_s - began_at_s,
         guest_tokens=round(counters.between(counters.tokens, began_at_s, until_s)),
         arrivals=arrivals,
-        steps=[GuestStep.of(step) for step in read_steps(rig.step_log)[skipped:]],
+        steps=[step for step in read_steps(rig.step_log)[skipped:] if step.plan is not None],
         more=more,
     )
 
 
 async def _count(rig: Rig, counters: Counters) -> None:
-    reader = BoardReader(rig.serving_board)
+    reader = BoardReader(rig.folder / "board")
     try:
         while True:
             now_s = time.monotonic()
