@@ -129,12 +129,14 @@ def open_service(name: str, out: Path, waits: WaitBoard, files: Mapping[str, str
     Raises DeadlineExceeded if another process holds the root's lock for longer than `ROOT_LOCK_TIMEOUT_S`.
     """
     root = runtime_root()
-    run_id = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-    runtime = root / run_id
-    output = out / run_id
-    _checked_socket(runtime, "x" * SOCKET_NAME_BYTES_MAX)
+    began = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     with _root_locked(root, waits):
         _sweep(root)
+        with _disk(out):
+            run_id = _free_id(began, root, out)
+        runtime = root / run_id
+        output = out / run_id
+        _checked_socket(runtime, "x" * SOCKET_NAME_BYTES_MAX)
         fd: int | None = None
         try:
             with _disk(output):
@@ -152,6 +154,14 @@ def open_service(name: str, out: Path, waits: WaitBoard, files: Mapping[str, str
                 os.close(fd)
             raise
     return Run(run_id, runtime, output, fd)
+
+
+def _free_id(began: str, root: Path, out: Path) -> str:
+    """One that no folder has: runs that begin in the same second may draw the same number."""
+    run_id = f"{began}-{secrets.token_hex(2)}"
+    while (root / run_id).exists() or (out / run_id).exists():
+        run_id = f"{began}-{secrets.token_hex(2)}"
+    return run_id
 
 
 def sweep(waits: WaitBoard) -> list[str]:

@@ -12,6 +12,7 @@ from rose.status import StatusBoard
 from rose.waits import WaitBoard
 from rose_executor.board_states import GuestState, ServingState
 from rose_executor.guest_life import GuestLife
+from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent
@@ -65,7 +66,7 @@ class AgentFigures:
         if guest is not None:
             self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
             self._metrics.starvations.inc(self._starvations.by(guest.starvations))
-        self._metrics.gate_open_ratio.set(self._open.saw(watch.rules.open_s, now_s))
+        self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
         self._metrics.guest_tokens.set(tokens)
         self._metrics.open_waits.set(len(self._waits.snapshot()))
@@ -85,6 +86,13 @@ class AgentFigures:
         compute.set(self._computed[who].saw(state.busy_s, now_s))
         kv_used.set(state.kv_blocks_used / max(1, state.kv_blocks_total))
         requests.set(state.running)
+
+    def _open_ratio(self, rules: GuestRules, guest: GuestState | None, now_s: float) -> float:
+        if guest is not None and guest.running + guest.waiting > 0:
+            return self._open.saw(guest.open_s, now_s)
+        # Without work it asks for nothing: what it would get is as good as what it gets.
+        self._open = Share()
+        return float(rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0)
 
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()
@@ -110,10 +118,10 @@ def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str
         return "unknown", watch.trouble
     if serving is None:
         return "unknown", "nobody has looked yet" if watch.seen is None else watch.seen.serving.why
-    slack = f"slack {watch.rules.admission.slack_s * _MS:.0f} ms"
-    if not serving.running and not serving.waiting:
+    slack = f"slack {watch.rules.slack_s * _MS:.0f} ms"
+    if serving.idle:
         return "idle", slack
-    return "serving", f"{serving.running} running, {serving.waiting} waiting, {slack}"
+    return "serving", f"{serving.decoding} answering, {serving.unanswered} before their first token, {slack}"
 
 
 def _follower_words(life: GuestLife | None) -> tuple[str, str]:

@@ -33,15 +33,15 @@ from rose_executor.board_states import GuestState, Quota, Reading, ServingState
 S = TypeVar("S", ServingState, Quota, GuestState)
 
 MAGIC = b"ROSEBORD"
-LAYOUT = 2
-BOARD_BYTES = 1024
+LAYOUT = 3
+BOARD_BYTES = 2048
 
 _HEADER = struct.Struct("<8sQ16s")
 """Magic, layout version, the machine's boot."""
 
-_HALF_BYTES = 256
+_HALF_BYTES = 512
 _BANK_BYTES = _HALF_BYTES // 2
-_VALUES = 13
+_VALUES = 29
 _BANK = struct.Struct(f"<{2 + _VALUES}q")
 """Number of the write, when it was made in nanoseconds, the state's values; a checksum of all that follows."""
 _CHECKSUM = struct.Struct("<Q")
@@ -69,9 +69,9 @@ class Half(Generic[S]):
 # A writer beats at least every HEARTBEAT_S. The limits leave room for a process that a busy machine kept waiting:
 # a gate that shuts too often costs rollouts, one that stays open for half a second costs serving one bad half-second.
 HEARTBEAT_S = 0.05
-SERVING: Half[ServingState] = Half("serving", 256, ServingState, 0.5)
-QUOTA: Half[Quota] = Half("quota", 512, Quota, 0.5)
-GUEST: Half[GuestState] = Half("guest", 768, GuestState, 2.0)
+SERVING: Half[ServingState] = Half("serving", 512, ServingState, 0.5)
+QUOTA: Half[Quota] = Half("quota", 1024, Quota, 0.5)
+GUEST: Half[GuestState] = Half("guest", 1536, GuestState, 2.0)
 
 
 _COLUMNS = {

@@ -14,6 +14,7 @@ from rose.config import AnyPath, EngineConfig, Seconds
 from rose.errors import ConfigError
 from rose.keys import Section
 from rose.slo import Slo
+from rose_executor.partition_terms import GuestLimits
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$"
 _ENGINE = EngineConfig()
@@ -71,10 +72,33 @@ class GuestConfig(Section):
         default=_ENGINE.stream_interval, ge=1, le=1024, description="Tokens per streamed piece."
     )
     port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of the engine; 0 takes any free one.")
+    move_after_s: Seconds = Field(
+        default=2.0, description="A request that serving keeps from computing for so long goes on elsewhere."
+    )
     restarts_max: int = Field(default=_ENGINE.restarts_max, ge=0, le=1000, description="Deaths that it survives.")
     start_timeout_s: Seconds = Field(
         default=600.0, description="Longest wait for it to become healthy: it starts on what serving leaves."
     )
+
+
+class PartitionConfig(Section):
+    """What the guest may have at most, of what serving leaves."""
+
+    guest_share: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=1,
+        description="Part of the GPU's threads (MPS), or of the guest's cores where there is no GPU; 1: no ceiling.",
+    )
+    guest_memory_gib: float = Field(
+        default=0.0, ge=0, le=1024, description="Memory of each GPU (MPS), in GiB; 0: no limit."
+    )
+
+    @property
+    def limits(self) -> GuestLimits:
+        """None where there is none."""
+        share = self.guest_share if self.guest_share < 1 else None
+        return GuestLimits(share, self.guest_memory_gib or None)
 
 
 class ExecutorConfig(Section):
@@ -84,6 +108,7 @@ class ExecutorConfig(Section):
     join: JoinConfig
     serving: ServingConfig
     guest: GuestConfig
+    partition: PartitionConfig = PartitionConfig()
 
     @model_validator(mode="after")
     def _agree(self) -> ExecutorConfig:

@@ -31,7 +31,7 @@ from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
-from rose_executor.partitioner import Partitioner, pick_partitioner
+from rose_executor.partitioner import Partitioner, pick_for_guest
 from rose_executor.slack import SlackPolicy
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
@@ -40,9 +40,10 @@ log = logger("executor")
 
 _END_GRACE_S = 1.0
 """For answers that are on their way."""
-# The guest brings a quota within what it has: its cache is its share of memory, and no step of it is as large.
+# The guest brings a quota within what it has: its cache is its share of memory.
 _ALL_BLOCKS = 2**31
-_STEP_TOKENS_MAX = 8192
+_PREFILL_TOKENS = 512
+"""Of prompts, in one step: source arXiv 2605.06534 (ROSE). Beside them each running request may have a token."""
 
 OpenLender = Callable[[str, str, WaitBoard], AbstractAsyncContextManager[Lender]]
 """Speaks to the scheduler at an address, with a token."""
@@ -63,7 +64,9 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
         open_log(run.output / "log.jsonl"),
         StatusBoard(run, waits) as status,
         contextlib.closing(PageShelf(section.state.absolute() / "pages", waits)) as shelf,
-        contextlib.closing(pick_partitioner(section.cores)) as partitioner,
+        contextlib.closing(
+            pick_for_guest(section.cores, config.partition.limits, config.serving.board.absolute())
+        ) as partitioner,
         contextlib.closing(_watch(config, partitioner)) as watch,
     ):
         program = _Program(config, token, waits, run, status, shelf, partitioner, watch)
@@ -73,11 +76,13 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
 def _watch(config: ExecutorConfig, partitioner: Partitioner) -> GuestWatch:
     policy = SlackPolicy(
         config.serving.slo,
-        tokens_max=_STEP_TOKENS_MAX,
+        tokens_max=_PREFILL_TOKENS + config.guest.max_num_seqs,
         seqs_max=config.guest.max_num_seqs,
         interference=partitioner.describe().interference,
     )
-    return GuestWatch(config.serving.board.absolute(), GuestRules(policy, _ALL_BLOCKS), partitioner)
+    return GuestWatch(
+        config.serving.board.absolute(), GuestRules(policy, _ALL_BLOCKS, config.guest.move_after_s), partitioner
+    )
 
 
 class _Program:

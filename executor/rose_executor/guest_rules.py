@@ -1,11 +1,12 @@
 """What the executor does about its guest, each time it has looked at the board. Pure.
 
+The guest itself asks for slack at the top of each of its steps (`guest_admission`); what is here says within which
+quota, and guards it.
+
 Invariants
 - The quota is written whenever it changes, and at least every `HEARTBEAT_S` of the board: without that the guest shuts
   its own gate. So whatever ends the executor, nothing is left unthrottled.
-- Serving unknown, or no slack: the gate is shut.
-- The board is looked at every `LOOK_S` while a guest with work may compute. Without work it takes no steps, and its
-  first one may begin with a quota that is older by `IDLE_LOOK_S`; with the gate shut nothing but its opening is late.
+- Serving unknown: the gate is shut. No slack at any look for `PATIENCE_S`: it is shut as well, until a look finds some.
 - A guest that goes on computing although its gate has long been shut is frozen, and again if that did not stop it. It
   is thawed only to die: an engine that does not obey is to be replaced.
 
@@ -24,19 +25,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rose_executor.board_states import GuestState, Quota, Reading, ServingState
-from rose_executor.slack import SlackAdmission, SlackPolicy
-from rose_executor.step_profile import StepProfile
-from rose_executor.step_shape import StepShape
+from rose_executor.slack import SlackPolicy, slack_s
 
 OBEY_S = 1.0
 """A guest's longest step, by far, and the time until it takes the next quota."""
 STEPS_UNDER_WAY = 2
 """At most so many steps of an engine are under way at once: with asynchronous scheduling, one behind another."""
-LOOK_S = 0.005
-IDLE_LOOK_S = 0.02
+PATIENCE_S = 0.5
+LOOK_S = 0.02
 _RENEW_S = 0.035
-_TRUSTED_S = 0.5
-"""A guest shuts its gate when its quota is older than that: `QUOTA.stale_after_s` of the board."""
+_FIRST_SEQS = 8
+"""As many as a guest of which no step was seen may compute tokens: see `slack`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,46 +64,34 @@ class GuestRules:
     """One guest. `kv_blocks` is its share of memory, fixed for now; `frozen` says why it was frozen, "" if not.
 
     `quota` is the last one written, None before the first; `shut_since_s` is since when its gate is shut, None while it
-    is open; `open_s` is for how long it was open in all. `look_again_s` is after how long the next look is due.
+    is open; `tight_since_s` is since when no look has found any slack, None while looks do. `slack_s` is what the last
+    look found, `seqs_allowed` how many requests the guest's own admission let run when it last let any: it says so only
+    while it has some.
     """
 
-    def __init__(self, policy: SlackPolicy, kv_blocks: int) -> None:
-        self.profile = StepProfile()
-        self.admission = SlackAdmission(policy)
+    def __init__(self, policy: SlackPolicy, kv_blocks: int, move_after_s: float = 0.0) -> None:
         self.frozen = ""
         self.quota: Quota | None = None
+        self.slack_s = 0.0
+        self.seqs_allowed = min(_FIRST_SEQS, policy.seqs_max)
         self.shut_since_s: float | None = None
-        self.open_s = 0.0
-        self.look_again_s = LOOK_S
+        self.tight_since_s: float | None = None
+        self._policy = policy
         self._kv_blocks = kv_blocks
-        self._looked_at_s = 0.0
+        self._move_after_s = move_after_s
         self._written_at_s = 0.0
-        self._guest_steps = 0
         self._guest_behind_gate: int | None = None
 
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
         """Take one look at `now` of the monotonic clock."""
-        if self.quota is not None and self.quota.gate_open:
-            self.open_s += min(now - self._looked_at_s, _TRUSTED_S)
-        self._looked_at_s = now
-        guest = event.guest.state
-        if guest is not None and guest.computed_steps != self._guest_steps:
-            self._guest_steps = guest.computed_steps
-            self.profile.saw(StepShape(guest.step_tokens), guest.step_s, now)
-        allowance = self.admission.allow(event.serving.state, self.profile, now)
-        quota = Quota(
-            kv_blocks=self._kv_blocks,
-            tokens_per_step=allowance.tokens_per_step,
-            active_seqs=allowance.active_seqs,
-            gate_open=allowance.tokens_per_step > 0,
-        )
-        computes = quota.gate_open and guest is not None and (guest.running > 0 or guest.waiting > 0)
-        self.look_again_s = LOOK_S if computes else IDLE_LOOK_S
+        quota = self._quota(self._gate_open(event.serving.state, now))
+        if event.guest.state is not None and event.guest.state.allowed_tokens:
+            self.seqs_allowed = event.guest.state.allowed_seqs
         actions: list[Write | Freeze] = []
         if quota != self.quota or now - self._written_at_s >= _RENEW_S:
             self.quota, self._written_at_s = quota, now
             actions.append(Write(quota))
-        if self._disobeys(quota, guest, now):
+        if self._disobeys(quota, event.guest.state, now):
             self.frozen = f"it went on computing {OBEY_S:g} s after its gate was shut"
             actions.append(Freeze(self.frozen))
         return actions
@@ -113,6 +100,27 @@ class GuestRules:
         """The guest is being ended; what the next one does is its own."""
         self.frozen = ""
         self.shut_since_s = self._guest_behind_gate = None
+
+    def _gate_open(self, serving: ServingState | None, now: float) -> bool:
+        self.slack_s = slack_s(serving, self._policy.slo, now)
+        if self.slack_s > 0:
+            self.tight_since_s = None
+        elif self.tight_since_s is None:
+            self.tight_since_s = now
+        return serving is not None and (self.tight_since_s is None or now - self.tight_since_s < PATIENCE_S)
+
+    def _quota(self, gate_open: bool) -> Quota:
+        policy = self._policy
+        return Quota(
+            kv_blocks=self._kv_blocks,
+            tokens_per_step=policy.tokens_max,
+            active_seqs=policy.seqs_max,
+            gate_open=gate_open,
+            ttft_s=policy.slo.ttft_s,
+            tpot_s=policy.slo.tpot_s,
+            interference=policy.interference,
+            move_after_s=self._move_after_s,
+        )
 
     def _disobeys(self, quota: Quota, guest: GuestState | None, now: float) -> bool:
         if quota.gate_open:

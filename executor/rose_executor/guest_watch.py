@@ -1,4 +1,4 @@
-"""The executor's eye on its guest: look at the board as often as `guest_rules` says, let it decide, do that.
+"""The executor's eye on its guest: look at the board, let `guest_rules` decide, do that.
 
 Invariants
 - It decides nothing.
@@ -16,7 +16,7 @@ from pathlib import Path
 from rose.errors import ClusterError
 from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import Quota
-from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
+from rose_executor.guest_rules import LOOK_S, Freeze, GuestRules, Looked, Write
 from rose_executor.partitioner import Partitioner
 
 _TRY_AGAIN_S = 0.2
@@ -43,7 +43,7 @@ class GuestWatch:
     async def run(self) -> None:
         """Watch until cancelled. Sleeping between two looks is no wait for anybody, so it has no deadline."""
         while True:
-            await asyncio.sleep(self.rules.look_again_s if self.look() else _TRY_AGAIN_S)
+            await asyncio.sleep(LOOK_S if self.look() else _TRY_AGAIN_S)
 
     def look(self) -> bool:
         """Look once and act; whether there is a board to act on."""

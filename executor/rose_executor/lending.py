@@ -4,8 +4,8 @@ board, serving, guest                             slots
 the board cannot be read or written               none
 serving unknown                                   none
 the guest is frozen                               none
-its gate has been shut for more than SHUT_S       none: what it was given would stand still
-otherwise                                         as many as the quota lets run at once, `slots_max` at most
+no look has found slack for more than SHUT_S      none: what it was given would stand still
+otherwise                                         as many as its admission lets run at once, `slots_max` at most
 """
 
 from __future__ import annotations
@@ -35,6 +35,6 @@ def lent(seen: Looked | None, trouble: str, rules: GuestRules, slots_max: int, n
         return Lent(0, f"the serving engine cannot be seen: {seen.serving.why}")
     if rules.frozen:
         return Lent(0, f"the guest is frozen: {rules.frozen}")
-    if rules.shut_since_s is not None and now_s - rules.shut_since_s > SHUT_S:
-        return Lent(0, f"serving leaves no slack, for {now_s - rules.shut_since_s:.0f} s now")
-    return Lent(min(slots_max, rules.quota.active_seqs), "")
+    if rules.tight_since_s is not None and now_s - rules.tight_since_s > SHUT_S:
+        return Lent(0, f"serving leaves no slack, for {now_s - rules.tight_since_s:.0f} s now")
+    return Lent(min(slots_max, rules.seqs_allowed), "")

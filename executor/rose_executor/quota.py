@@ -8,11 +8,12 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rose_executor.board_states import Quota
 
 STARVED_AFTER_S = 0.5
+_LEAST_INTERFERENCE = 0.01
 
 
 def within(quota: Quota, limits: Quota) -> Quota:
@@ -21,17 +22,22 @@ def within(quota: Quota, limits: Quota) -> Quota:
     def between(figure: int, most: int) -> int:
         return max(0, min(figure, most))
 
-    return Quota(
+    return replace(
+        quota,
         kv_blocks=between(quota.kv_blocks, limits.kv_blocks),
         tokens_per_step=between(quota.tokens_per_step, limits.tokens_per_step),
         active_seqs=between(quota.active_seqs, limits.active_seqs),
         gate_open=quota.gate_open and limits.gate_open,
+        ttft_s=max(0.0, quota.ttft_s),
+        tpot_s=max(0.0, quota.tpot_s),
+        interference=min(1.0, max(_LEAST_INTERFERENCE, quota.interference)),
+        move_after_s=max(0.0, quota.move_after_s),
     )
 
 
 def shut(quota: Quota) -> Quota:
     """The same with the gate shut."""
-    return Quota(quota.kv_blocks, quota.tokens_per_step, quota.active_seqs, gate_open=False)
+    return replace(quota, gate_open=False)
 
 
 def computes(quota: Quota) -> bool:

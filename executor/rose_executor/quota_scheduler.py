@@ -1,8 +1,10 @@
-"""A guest's scheduler: takes its quota from the board at the top of each step, and keeps to it in that very step.
+"""A guest's scheduler: takes quota and slack from the board at the top of each step, and keeps to them in this step.
 
 Invariants
 - After `schedule` the blocks in use are within the quota, unless they belong to requests that cannot be set back yet.
-- Requests set back are the newest of the lowest priority. They keep their tokens and compute their context anew.
+- No step computes more tokens than the slack of the moment allows: serving is asked on this machine, by this process.
+- Requests set back are the newest of the lowest priority. They keep their tokens and compute their context anew. One
+  that is kept from computing for too long, or was set back too often, is given back to its client, with its tokens.
 - A quota is never taken by holding blocks: the pool says that fewer are free. Giving some back costs nothing, and the
   prefix cache stays what it was.
 - With the gate shut the engine goes on to look at the board and to answer its owner; it computes nothing.
@@ -14,25 +16,30 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
 
-from rose.errors import EngineError, RoseError
+from rose.errors import EngineError
 from rose_executor import vllm_contract
-from rose_executor.board import GUEST, HEARTBEAT_S, QUOTA, BoardReader, HalfWriter
+from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
-from rose_executor.quota import StarvedWatch, computes, shut, within
+from rose_executor.guest_admission import GuestAdmission
+from rose_executor.guest_board import GuestBoard
+from rose_executor.quota import StarvedWatch
+from rose_executor.stalled import Stalled
+from rose_executor.step_meter import StepMeter
 
 # With the gate shut vLLM's loop would come round every millisecond, and each round costs about as much processor time.
 _LOOK_S = 0.002
-_REOPEN_S = 0.2
+_MOVE_EVERY_S = 0.1
 
 
 class _Quota(Counting):
@@ -48,34 +55,40 @@ class _Quota(Counting):
         if env is None or env.board is None:
             raise EngineError("the quota scheduler runs without a board", expected="an engine started as a guest")
         vllm_contract.check_attributes(self)
-        self._guest_board = _GuestBoard(env.board)
+        self._guest_board = GuestBoard(env.board)
         self._guest_pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         self._guest_free_blocks: Callable[[], int] = self._guest_pool.get_num_free_blocks
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
-        self._guest_limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
-        self._guest_quota = shut(self._guest_limits)
+        limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
+        self._guest_admission = GuestAdmission(limits, time.monotonic())
+        self._guest_meter = StepMeter(_clock(self.vllm_config))  # type: ignore[attr-defined]
+        self._guest_stalled = Stalled()
         self._guest_starved = StarvedWatch()
-        self._guest_cost = _StepCost(_clock(self.vllm_config))  # type: ignore[attr-defined]
-        self._guest_steps = self._guest_preemptions = 0
+        self._guest_given_back: list[Any] = []
+        self._guest_said = GuestState(kv_blocks_total=blocks)
+        self._guest_moved_at_s = time.monotonic()
         self._guest_pool.get_num_free_blocks = self._free_within_quota
         self._guest_pool.get_usage = self._usage
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._take_quota()
-        if not computes(self._guest_quota) and not self._guest_cost.under_way:
+        self._look()
+        if not self._guest_admission.open and not self._guest_meter.under_way:
             self._wait_at_the_gate()
         self._keep_to_quota()
-        self._guest_cost.begins()
+        self._guest_meter.begins()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._guest_cost.scheduled(output.total_num_scheduled_tokens)
+        self._guest_meter.scheduled(output.total_num_scheduled_tokens)
+        self._give_back_stalled(output.num_scheduled_tokens)
         self._report(output.total_num_scheduled_tokens)
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if scheduler_output.total_num_scheduled_tokens:
-            self._guest_cost.ended()
+            self._guest_meter.ended()
+            self._guest_admission.computed(self._guest_meter.tokens, self._guest_meter.seconds)
+        self._tell_given_back(outputs)
         return outputs
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,21 +96,22 @@ class _Quota(Counting):
         with self._without_quota():
             return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
 
-    def _take_quota(self) -> None:
-        quota = self._guest_board.quota(time.monotonic())
-        self._guest_quota = shut(self._guest_quota) if quota is None else within(quota, self._guest_limits)
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        self._guest_admission.look(self._guest_board.look(now_s), now_s, self._guest_meter.under_way)
 
     def _wait_at_the_gate(self) -> None:
         """Stay here a little while nothing may be computed, and leave as soon as something may."""
         deadline_s = time.monotonic() + HEARTBEAT_S / 2
-        while not computes(self._guest_quota) and time.monotonic() < deadline_s:
+        while not self._guest_admission.open and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
-            self._take_quota()
+            self._look()
 
     def _keep_to_quota(self) -> None:
-        self.max_num_scheduled_tokens = self._guest_quota.tokens_per_step if self._guest_quota.gate_open else 0
-        self.max_num_active_reqs = self._guest_quota.active_seqs
-        while self._used_blocks() > self._guest_quota.kv_blocks or len(self.running) > self._guest_quota.active_seqs:
+        admission = self._guest_admission
+        self.max_num_scheduled_tokens = admission.allowed.tokens_per_step
+        self.max_num_active_reqs = admission.seqs_kept
+        while self._used_blocks() > admission.quota.kv_blocks or len(self.running) > admission.seqs_kept:
             request = self._newest_lowest()
             if request is None:
                 return
@@ -109,48 +123,77 @@ class _Quota(Counting):
         return max(candidates, key=lambda one: (one.priority, one.arrival_time), default=None)
 
     def _set_back(self, request: Any) -> None:
+        request_id = request.request_id
+        if self._guest_admission.quota.move_after_s and not self._guest_stalled.may_set_back(request_id):
+            self._give_back([request_id])
+            return
         self.running.remove(request)
         self._preempt_request(request, time.monotonic(), drop_stale_output=self.requires_kv_delivery)  # type: ignore[attr-defined]
         # As vLLM does when it sets requests back between steps: a resumed one is then sent to the worker whole.
-        self.prev_step_scheduled_req_ids.discard(request.request_id)  # type: ignore[attr-defined]
-        self._guest_preemptions += 1
+        self.prev_step_scheduled_req_ids.discard(request_id)  # type: ignore[attr-defined]
+        self._guest_stalled.set_back(request_id)
+        self._guest_said = replace(self._guest_said, preemptions=self._guest_said.preemptions + 1)
+
+    def _give_back_stalled(self, scheduled: dict[str, int]) -> None:
+        now_s = time.monotonic()
+        self._guest_stalled.stepped(scheduled, now_s=now_s)
+        if now_s - self._guest_moved_at_s < _MOVE_EVERY_S:
+            return
+        self._guest_moved_at_s = now_s
+        requests: dict[str, Any] = self.requests  # type: ignore[attr-defined]
+        self._give_back(self._guest_stalled.due(requests, self._guest_admission.quota.move_after_s, now_s))
+
+    def _give_back(self, request_ids: list[str]) -> None:
+        """End requests here; their clients, told so with the step's outputs, go on with them elsewhere."""
+        if request_ids:
+            ended = self.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
+            self._guest_given_back += ended
+            self._guest_said = replace(self._guest_said, moved=self._guest_said.moved + len(ended))
+
+    def _tell_given_back(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        for request in self._guest_given_back:
+            to_client = outputs.setdefault(request.client_index, EngineCoreOutputs())
+            to_client.outputs.append(EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ABORT))
+        self._guest_given_back = []
 
     def _report(self, scheduled_tokens: int) -> None:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
-        self._guest_steps += 1
-        self._guest_starved.stepped(
+        admission, meter, starved = self._guest_admission, self._guest_meter, self._guest_starved
+        starved.stepped(
             wanted=running + waiting > 0,
-            allowed=computes(self._guest_quota),
+            allowed=admission.open,
             scheduled_tokens=scheduled_tokens,
             now_s=time.monotonic(),
         )
-        self._guest_board.report(
-            GuestState(
-                steps=self._guest_steps,
-                computed_steps=self._guest_cost.steps,
-                quota_number=self._guest_board.quota_number,
-                running=running,
-                waiting=waiting,
-                kv_blocks_used=self._used_blocks(),
-                kv_blocks_total=self._guest_limits.kv_blocks,
-                step_s=self._guest_cost.seconds,
-                step_tokens=self._guest_cost.tokens,
-                preemptions=self._guest_preemptions,
-                starved_at_s=self._guest_starved.since_s,
-                starvations=self._guest_starved.count,
-                busy_s=self._guest_cost.busy_s,
-            )
+        self._guest_said = replace(
+            self._guest_said,
+            steps=self._guest_said.steps + 1,
+            computed_steps=meter.steps,
+            quota_number=admission.quota_number,
+            running=running,
+            waiting=waiting,
+            kv_blocks_used=self._used_blocks(),
+            step_s=meter.seconds,
+            step_tokens=meter.tokens,
+            busy_s=meter.busy_s,
+            slack_s=admission.slack_s,
+            allowed_tokens=admission.allowed.tokens_per_step,
+            allowed_seqs=admission.allowed.active_seqs,
+            open_s=admission.open_s,
+            starved_at_s=starved.since_s,
+            starvations=starved.count,
         )
+        self._guest_board.report(self._guest_said)
 
     def _used_blocks(self) -> int:
-        return self._guest_limits.kv_blocks - self._guest_free_blocks()
+        return self._guest_admission.limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        return max(0, self._guest_quota.kv_blocks - self._used_blocks())
+        return max(0, self._guest_admission.quota.kv_blocks - self._used_blocks())
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""
-        return self._used_blocks() / max(1, self._guest_limits.kv_blocks)
+        return self._used_blocks() / max(1, self._guest_admission.limits.kv_blocks)
 
     @contextlib.contextmanager
     def _without_quota(self) -> Iterator[None]:
@@ -167,74 +210,6 @@ class QuotaScheduler(_Quota, Scheduler):  # type: ignore[misc]
 
 class QuotaAsyncScheduler(_Quota, AsyncScheduler):  # type: ignore[misc]
     """For guests on GPU: a plain scheduler would silently switch asynchronous scheduling off."""
-
-
-class _GuestBoard:
-    """The guest's side of the board: never raises once it is open, and follows a board that was made anew."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._reader = BoardReader(path)
-        self._writer = HalfWriter(path, GUEST)
-        self._look_again_s = 0.0
-        self.quota_number = 0
-
-    def quota(self, now_s: float) -> Quota | None:
-        """The quota in force, None if there is none that can be trusted."""
-        reading = self._reader.read(QUOTA, now_s)
-        if reading.state is None and now_s >= self._look_again_s:
-            self._look_again_s = now_s + _REOPEN_S
-            self._follow()
-        self.quota_number = 0 if reading.state is None else reading.number
-        return reading.state
-
-    def report(self, state: GuestState) -> None:
-        """A board that cannot be written keeps the gate shut soon enough: its quota cannot be renewed either."""
-        with contextlib.suppress(OSError):
-            self._writer.write(state)
-
-    def _follow(self) -> None:
-        if not self._reader.replaced():
-            return
-        with contextlib.suppress(RoseError):
-            reader, writer = BoardReader(self._path), HalfWriter(self._path, GUEST)
-            self._reader.close()
-            self._writer.close()
-            self._reader, self._writer = reader, writer
-
-
-class _StepCost:
-    """What the last of `steps` that computed something cost, and all of them together.
-
-    With asynchronous scheduling steps overlap, so a step's cost begins where the one before it ended.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._under_way: deque[tuple[float, int]] = deque()
-        self._began = self._ended = 0.0
-        self.seconds = self.busy_s = 0.0
-        self.tokens = self.steps = 0
-
-    @property
-    def under_way(self) -> bool:
-        """Whether a step computes now."""
-        return bool(self._under_way)
-
-    def begins(self) -> None:
-        self._began = self._clock()
-
-    def scheduled(self, tokens: int) -> None:
-        if tokens:
-            self._under_way.append((self._began, tokens))
-
-    def ended(self) -> None:
-        began, self.tokens = self._under_way.popleft()
-        now = self._clock()
-        self.seconds = now - max(began, self._ended)
-        self.busy_s += self.seconds
-        self._ended = now
-        self.steps += 1
 
 
 def _clock(config: Any) -> Callable[[], float]:

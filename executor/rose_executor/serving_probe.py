@@ -7,8 +7,8 @@ Invariants
 - The half of the board is renewed while the engine idles, by the loop that also answers its clients: if that stands
   still, the half grows stale, and so does whoever trusts it.
 
-A request is first seen after the step that it arrived in: vLLM tells its stat loggers nothing earlier. A board is for
-one device, so only the first of several engines behind one server writes.
+vLLM tells its stat loggers of a request after the step that took it in; `serving_arrivals` tells of it as it arrives. A
+board is for one device, so only the first of several engines behind one server writes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from rose.errors import ClusterError
-from rose_executor import vllm_contract
+from rose_executor import serving_arrivals, vllm_contract
 from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
 from rose_executor.board_states import ServingState
 from rose_executor.engine_env import serving_board
@@ -78,19 +78,34 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         """The engine has finished a step; either statistics may be missing."""
         if scheduler_stats is None:
             return
-        tokens = 0
+        generated = prompt_tokens = first_tokens = finished = 0
         if iteration_stats is not None:
-            tokens = iteration_stats.num_generation_tokens + iteration_stats.prompt_token_stats.computed
+            generated = iteration_stats.num_generation_tokens
+            prompt_tokens = iteration_stats.prompt_token_stats.computed
+            first_tokens = len(iteration_stats.time_to_first_tokens_iter)
+            finished = len(iteration_stats.finished_requests)
         state = self._counted().stepped(
             running=scheduler_stats.num_running_reqs,
             waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
             kv_usage=scheduler_stats.kv_cache_usage,
-            tokens=tokens,
+            tokens=generated + prompt_tokens,
+            prompt_tokens=prompt_tokens,
+            first_tokens=first_tokens,
+            finished=finished,
             now_s=time.monotonic(),
         )
-        if self._writer is not None:
-            self._writer.write(state)
+        self._write(state)
         self._keep_beating()
+
+    @_never_hurting
+    def arrived(self, request: int) -> None:
+        """A request is there, which the engine has not taken in yet."""
+        self._write(self._counted().arrived(request, time.monotonic()))
+
+    @_never_hurting
+    def left(self, request: int) -> None:
+        """It is over. The board hears of it with the next step or beat: this can only make room."""
+        self._counted().left(request)
 
     @_never_hurting
     def log_engine_initialized(self) -> None:
@@ -109,6 +124,11 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
     @_never_hurting
     def _begin(self) -> None:
         vllm_contract.check(vllm_contract.PROBE_RELIES_ON)
+        serving_arrivals.tell(self)
+
+    def _write(self, state: ServingState) -> None:
+        if self._writer is not None:
+            self._writer.write(state)
 
     def _counted(self) -> ServingSteps:
         if self._steps is None:
@@ -129,8 +149,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         if now_s >= self._look_again_s:
             self._look_again_s = now_s + _LOOK_AGAIN_S
             self._follow_board()
-        if self._writer is not None:
-            self._writer.write(self._counted().state)
+        self._write(self._counted().state)
 
     def _follow_board(self) -> None:
         """Have a whole board to write on, or none for now."""

@@ -1,49 +1,123 @@
-"""A serving engine's steps, as a stat logger hears of them, become the state on the board. Pure.
+"""A serving engine's steps and arrivals become the state on the board. Pure.
 
 Invariants
-- A step's duration is known only where it followed another with work left over: then the two reports are one step
-  apart. After a pause the last known duration stays.
-- Waiting requests are taken to leave in the order in which they came; how long the oldest waits is never told too
-  long by more than a step, whoever was preempted in between.
+- A step's duration is known only where it followed another with work left over, so that the two reports are one step
+  apart, or where a request was seen to arrive at the idle engine. Else the last known duration stays.
+- Requests are taken to get their first tokens in the order in which they came, since nobody tells whose came.
+- A request that nobody saw arrive is seen after the step that took it in, and counts from then; one that was seen,
+  from its arrival.
+- What is expected of a step is learnt from the steps seen, those beside a guest included: that errs on the side of
+  the serving engine.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
+from dataclasses import replace
 
 from rose_executor.board_states import ServingState
+from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
+
+_PROMPT_FADES = 0.98
+"""Of the longest recent prompt, with each later one: the last fifty or so decide."""
 
 
 class ServingSteps:
     """Counts from `now_s` of the monotonic clock; `kv_blocks_total` is the engine's whole KV cache."""
 
     def __init__(self, kv_blocks_total: int, now_s: float) -> None:
-        self.state = ServingState(0, 0, 0, 0.0, now_s, 0.0, 0, 0, kv_blocks_total, 0.0)
-        self._waiting_since_s: deque[float] = deque()
+        self.state = ServingState(stepped_at_s=now_s, kv_blocks_total=kv_blocks_total)
+        self._profile = StepProfile()
+        self._prompt_tokens = 0.0
+        self._arrived: dict[int, float] = {}
+        self._unseen: deque[float] = deque()
+        self._answered = self._left_early = 0
 
-    def stepped(self, *, running: int, waiting: int, kv_usage: float, tokens: int, now_s: float) -> ServingState:
-        """The engine has finished a step and left so many requests; `kv_usage` is a share of all blocks."""
+    def arrived(self, request: int, now_s: float) -> ServingState:
+        """A request is there, under a number of its own; the engine has not taken it in yet."""
+        self._arrived[request] = now_s
+        self.state = self._with_unanswered(replace(self.state, arrivals=self.state.arrivals + 1))
+        return self.state
+
+    def left(self, request: int) -> ServingState:
+        """It is over, however it ended."""
+        if self._arrived.pop(request, None) is not None:
+            # Perhaps with all its tokens, before the report of the step in which it got the first of them.
+            self._left_early += 1
+            self.state = self._with_unanswered(self.state)
+        return self.state
+
+    def stepped(
+        self,
+        *,
+        running: int,
+        waiting: int,
+        kv_usage: float,
+        tokens: int,
+        prompt_tokens: int,
+        first_tokens: int,
+        finished: int,
+        now_s: float,
+    ) -> ServingState:
+        """The engine has finished a step and left so many requests; `kv_usage` is a share of all blocks.
+
+        `tokens` were computed, `prompt_tokens` of them read; `first_tokens` and `finished` are requests that got their
+        first token in it, or ended.
+        """
         before = self.state
-        busy = before.running + before.waiting > 0
         since_s = now_s - before.stepped_at_s
-        step_s = since_s if busy else before.step_s
-        self.state = ServingState(
+        began_s = (
+            before.stepped_at_s if before.running + before.waiting > 0 else next(iter(self._arrived.values()), None)
+        )
+        step_s = before.step_s if began_s is None else now_s - began_s
+        if began_s is not None:
+            self._profile.saw(StepShape(tokens), step_s, now_s)
+        self._read(prompt_tokens, first_tokens)
+        self._answer(running + waiting, first_tokens, finished, now_s)
+        state = replace(
+            before,
             steps=before.steps + 1,
             running=running,
             waiting=waiting,
-            oldest_waiting_at_s=self._oldest(waiting, now_s),
+            decoding=self._answered,
             stepped_at_s=now_s,
             step_s=step_s,
             step_tokens=tokens,
             kv_blocks_used=round(kv_usage * before.kv_blocks_total),
-            kv_blocks_total=before.kv_blocks_total,
             busy_s=before.busy_s + min(step_s, since_s),
         )
+        self.state = self._with_unanswered(state)
         return self.state
 
-    def _oldest(self, waiting: int, now_s: float) -> float:
-        while len(self._waiting_since_s) > waiting:
-            self._waiting_since_s.popleft()
-        while len(self._waiting_since_s) < waiting:
-            self._waiting_since_s.append(now_s)
-        return self._waiting_since_s[0] if self._waiting_since_s else 0.0
+    def _read(self, prompt_tokens: int, first_tokens: int) -> None:
+        if first_tokens:
+            self._prompt_tokens = max(prompt_tokens / first_tokens, self._prompt_tokens * _PROMPT_FADES)
+
+    def _answer(self, present: int, first_tokens: int, finished: int, now_s: float) -> None:
+        """Keep the books of who has its first token: `_answered` of those present, and the oldest that have none."""
+        self._answered = max(0, min(present, self._answered + first_tokens - finished))
+        for _ in range(min(first_tokens - self._left_early, len(self._arrived))):
+            del self._arrived[next(iter(self._arrived))]
+        self._left_early = 0
+        unanswered = present - self._answered
+        for _ in range(min(first_tokens, len(self._unseen))):
+            self._unseen.popleft()
+        while len(self._unseen) > unanswered:
+            self._unseen.popleft()
+        while len(self._unseen) < unanswered:
+            self._unseen.append(now_s)
+
+    def _with_unanswered(self, state: ServingState) -> ServingState:
+        """Whoever knows of more requests, or of an older one, is believed."""
+        count = max(len(self._arrived), len(self._unseen))
+        oldest_s = min(next(iter(self._arrived.values()), math.inf), next(iter(self._unseen), math.inf))
+        prompt = round(self._prompt_tokens)
+        return replace(
+            state,
+            unanswered=count,
+            oldest_unanswered_at_s=oldest_s if count else 0.0,
+            first_token_s=self._profile.seconds(StepShape(prompt)),
+            next_step_s=self._profile.seconds(StepShape(state.decoding + (prompt if count else 0))),
+        )

@@ -1,20 +1,24 @@
 """Slack admission: how much of its next step a guest may compute without the serving engine missing its SLO. Pure.
 
-*Slack* is the time by which the serving engine could be late now and still be on time: with each token of a running
-request, and with the first token of one that waits. A guest's step beside it may take that long, no longer.
+*Slack* is the time by which the serving engine could be late now and still be on time: with the next token of each
+request that has begun to answer, and with the first token of each that has not. The guest asks at the top of each of
+its steps, and its step may cost `SPEND` of that, no more.
 
-    serving                       slack in seconds
-    unknown                       none
-    idle                          `surprise` of ttft_s: what a request that arrives during a guest's step may lose to it
-    requests run                  tpot_s less a serving step, or less the time since the last one where that is longer
-    requests wait                 also: ttft_s less the longest wait and a serving step
+    serving                     slack in seconds (the least of those that apply)
+    unknown                     none
+    idle                        `SURPRISE` of ttft_s: a request that arrives during a guest's step may lose that to it
+    requests are decoding       tpot_s, less the next step, less what the guest has computed since the last one
+                                or, where that is longer, less the time since the last one
+    requests are unanswered     ttft_s, less the longest wait so far and what a first token takes
+
+Source: arXiv 2605.06534 (ROSE), slack per request and tick, S = (t_last + B) - now - T. All requests that decode get
+a token in each step, so that the last step's end is the t_last of them all; of the others the oldest has the least.
 
 Invariants
-- Less slack takes effect at once. More does only after `regrow_s` in which it was there all the time, and then at
-  most doubles what the guest has: a slack that swings leaves the guest at its lower end instead of flapping.
-- What a step of the guest costs is asked of a profile that learns; nothing here knows an engine's speed. A guest that
-  gets nothing teaches nothing: beside an idle engine it may try a few tokens for a moment in each second, or one slow
-  step would shut it out for ever.
+- Nothing is given that costs more than the slack of that very moment, by what the guest's steps are seen to cost.
+- What a guest has computed beside a serving step counts against that step, in however many steps of its own.
+- A guest that gets nothing teaches nothing: beside an idle engine it may try a few tokens for a moment in each second,
+  or one slow step would shut it out for ever.
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ from rose.errors import ConfigError
 from rose.slo import Slo
 from rose_executor.board_states import ServingState
 
+SPEND = 0.5
+"""Of the slack that is there: what is expected of a step may be wrong by as much again."""
+SURPRISE = 0.5
 _FIRST_TOKENS = 8
-"""The least that a guest begins with again after it had nothing."""
 _SEQS_WINDOW_S = 10.0
 _TRIAL_EVERY_S = 1.0
 _TRIAL_S = 0.1
@@ -47,12 +53,10 @@ class SlackPolicy:
     tokens_max: int
     seqs_max: int
     interference: float = 1.0
-    surprise: float = 0.25
-    regrow_s: float = 0.05
 
     def __post_init__(self) -> None:
-        if not 0 < self.interference <= 1 or self.tokens_max < 1 or self.seqs_max < 1:
-            raise ConfigError(f"no policy to admit by: {self}", expected="0 < interference <= 1, and room for a guest")
+        if not 0 < self.interference <= 1 or self.tokens_max < 0 or self.seqs_max < 0:
+            raise ConfigError(f"no policy to admit by: {self}", expected="0 < interference <= 1, and no bound below 0")
 
 
 class StepCost(Protocol):
@@ -73,67 +77,73 @@ class Allowance:
     active_seqs: int
 
 
-def slack_s(serving: ServingState | None, policy: SlackPolicy, now_s: float) -> float:
-    """See the table above; never negative."""
+def slack_s(
+    serving: ServingState | None, slo: Slo, now_s: float, *, computed_s: float = 0.0, interference: float = 1.0
+) -> float:
+    """See the table above; never negative. `computed_s` is what the guest computed since the last serving step."""
     if serving is None:
         return 0.0
-    if not serving.running and not serving.waiting:
-        return policy.surprise * policy.slo.ttft_s
+    if serving.idle:
+        return SURPRISE * slo.ttft_s
     slack = math.inf
-    if serving.running:
-        slack = policy.slo.tpot_s - max(serving.step_s, now_s - serving.stepped_at_s)
-    if serving.waiting:
-        waited_s = now_s - serving.oldest_waiting_at_s
-        slack = min(slack, policy.slo.ttft_s - waited_s - serving.step_s)
-    return max(0.0, slack)
+    if serving.decoding:
+        needed_s = serving.next_step_s + interference * computed_s
+        slack = slo.tpot_s - max(needed_s, now_s - serving.stepped_at_s)
+    if serving.unanswered:
+        waited_s = now_s - serving.oldest_unanswered_at_s
+        slack = min(slack, slo.ttft_s - waited_s - serving.first_token_s)
+    return max(0.0, slack) if slack < math.inf else SURPRISE * slo.ttft_s
 
 
 class SlackAdmission:
     """One guest beside one serving engine. `slack_s` is what the last allowance was made from."""
 
-    def __init__(self, policy: SlackPolicy) -> None:
+    def __init__(self) -> None:
         self.slack_s = 0.0
-        self._policy = policy
-        self._tokens = 0
-        self._more_since_s: float | None = None
-        self._more = 0
+        self._beside_step = -1
+        self._computed_s = 0.0
         self._peak = 0
         self._peak_at_s = 0.0
         self._denied_since_s: float | None = None
 
-    def allow(self, serving: ServingState | None, cost: StepCost, now_s: float) -> Allowance:
-        """What the guest may compute from now on; `serving` is None where its state is unknown."""
-        self.slack_s = slack_s(serving, self._policy, now_s)
-        fits = cost.tokens_within(self.slack_s / self._policy.interference, self._policy.tokens_max)
-        self._tokens = self._without_flapping(fits, now_s)
+    def computed(self, seconds: float) -> None:
+        """A step of the guest has ended, and did cost so much."""
+        self._computed_s += seconds
+
+    def allow(
+        self,
+        serving: ServingState | None,
+        policy: SlackPolicy,
+        cost: StepCost,
+        now_s: float,
+        *,
+        under_way_s: float = 0.0,
+    ) -> Allowance:
+        """What the next step may compute; `serving` is None where its state is unknown.
+
+        `under_way_s` is what steps that have begun and not ended are expected to cost.
+        """
+        if serving is not None and serving.steps != self._beside_step:
+            self._beside_step, self._computed_s = serving.steps, 0.0
+        computed_s = self._computed_s + under_way_s
+        self.slack_s = slack_s(serving, policy.slo, now_s, computed_s=computed_s, interference=policy.interference)
+        fits = cost.tokens_within(SPEND * self.slack_s / policy.interference, policy.tokens_max)
         if self._tries(serving, fits, now_s):
-            self._tokens = min(_FIRST_TOKENS, self._policy.tokens_max)
-        return Allowance(self._tokens, self._seqs(now_s))
+            fits = min(_FIRST_TOKENS, policy.tokens_max)
+        return Allowance(fits, self._seqs(fits, policy.seqs_max, now_s))
 
     def _tries(self, serving: ServingState | None, fits: int, now_s: float) -> bool:
         """Whether a guest for which nothing fits may find out if that is still so."""
-        if fits or serving is None or serving.running or serving.waiting:
+        if fits or serving is None or not serving.idle:
             self._denied_since_s = None
             return False
         if self._denied_since_s is None or now_s - self._denied_since_s >= _TRIAL_EVERY_S + _TRIAL_S:
             self._denied_since_s = now_s
         return now_s - self._denied_since_s >= _TRIAL_EVERY_S
 
-    def _without_flapping(self, fits: int, now_s: float) -> int:
-        if fits <= self._tokens:
-            self._more_since_s = None
-            return fits
-        if self._more_since_s is None:
-            self._more_since_s, self._more = now_s, fits
-        self._more = min(self._more, fits)
-        if now_s - self._more_since_s < self._policy.regrow_s:
-            return self._tokens
-        self._more_since_s = None
-        return min(self._more, max(2 * self._tokens, _FIRST_TOKENS))
-
-    def _seqs(self, now_s: float) -> int:
-        if self._tokens >= self._peak or now_s - self._peak_at_s > _SEQS_WINDOW_S:
+    def _seqs(self, tokens: int, seqs_max: int, now_s: float) -> int:
+        if tokens >= self._peak or now_s - self._peak_at_s > _SEQS_WINDOW_S:
             # Late and half at a time: a burst of serving is no reason to set everything back, for that costs contexts.
-            self._peak = max(self._tokens, self._peak // 2, 1)
+            self._peak = max(tokens, self._peak // 2, 1)
             self._peak_at_s = now_s
-        return min(self._peak, self._policy.seqs_max)
+        return min(self._peak, seqs_max)

@@ -63,8 +63,12 @@ def executor(
       kv_cache_gib = 1.0
       stream_interval = 1
       port = 0
+      move_after_s = 2.0
       restarts_max = 3
       start_timeout_s = 600.0
+      [partition]
+      guest_share = 1.0       # of the GPU's threads (MPS), or of its cores; 1: no ceiling
+      guest_memory_gib = 0.0  # of each GPU (MPS); 0: no limit
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -17,7 +18,14 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from rose_executor import counting_scheduler, engine_env, quota_scheduler, serving_probe, vllm_contract
+from rose_executor import (
+    counting_scheduler,
+    engine_env,
+    quota_scheduler,
+    serving_arrivals,
+    serving_probe,
+    vllm_contract,
+)
 from rose_executor.board import SERVING, BoardReader, claim_quota
 
 CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101))
@@ -38,6 +46,7 @@ def report(tokens: int = 3, prompt_tokens: int = 40) -> tuple[SchedulerStats, It
     iteration = IterationStats()
     iteration.num_generation_tokens = tokens
     iteration.prompt_token_stats.computed = prompt_tokens
+    iteration.time_to_first_tokens_iter = [0.5]
     return SchedulerStats(2, 1, 2, kv_cache_usage=0.25), iteration
 
 
@@ -65,6 +74,35 @@ async def tells(path: Path) -> Any:
     busy = read(path)
     await asyncio.sleep(0.3)
     return [probe.off, idle, busy, read(path) == busy]
+
+
+async def hears_of_arrivals(path: Path) -> Any:
+    """Requests through the middleware: what the board says while they are there, and after them."""
+    claim_quota(path)
+    probe = serving_probe.ServingProbe(CONFIG)
+    probe.log_engine_initialized()
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        state = BoardReader(path).read(SERVING, time.monotonic()).state
+        seen.append([state.arrivals, state.unanswered, 0 < time.monotonic() - state.oldest_unanswered_at_s < 60])
+        if scope["path"].endswith("refused/v1/completions"):
+            raise ValueError("refused")
+
+    arrivals = serving_arrivals.Arrivals(app)
+    for kind, method, name in (
+        ("http", "POST", "/v1/chat/completions"),
+        ("http", "POST", "/prefix/v1/completions"),
+        ("http", "GET", "/health"),
+        ("http", "POST", "/tokenize"),
+        ("lifespan", "", ""),
+    ):
+        await arrivals({"type": kind, "method": method, "path": name}, None, None)
+    with contextlib.suppress(ValueError):
+        await arrivals({"type": "http", "method": "POST", "path": "/refused/v1/completions"}, None, None)
+    await asyncio.sleep(0.2)
+    state = BoardReader(path).read(SERVING, time.monotonic()).state
+    return [probe.off, seen, [state.arrivals, state.unanswered, state.idle]]
 
 
 async def finds_a_late_board(path: Path) -> Any:
@@ -107,8 +145,10 @@ async def broken_file_system(path: Path) -> Any:
 def read(path: Path) -> Any:
     reading = BoardReader(path).read(SERVING, time.monotonic())
     state = reading.state
-    return reading.why if state is None else [state.steps, state.running, state.waiting, state.step_tokens,
-                                              state.kv_blocks_used, state.kv_blocks_total]  # fmt: skip
+    if state is None:
+        return reading.why
+    requests = [state.running, state.waiting, state.decoding, state.unanswered]
+    return [state.steps, *requests, state.step_tokens, state.kv_blocks_used, state.kv_blocks_total]
 
 
 def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bool = True) -> Any:
@@ -126,7 +166,7 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
     serving_probe._LOOK_AGAIN_S = 0.05
-    scenarios = (second_engine, tells, finds_a_late_board, odd_statistics, broken_file_system)
+    scenarios = (second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics, broken_file_system)
     said: dict[str, Any] = {
         "clashes": clashes(),
         "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),

@@ -107,7 +107,7 @@ class IdleServing:
             if writer is None and self.board.exists():
                 writer = HalfWriter(self.board, SERVING)
             if writer is not None and not self.silent:
-                writer.write(ServingState(9, 0, 0, 0.0, time.monotonic(), 0.01, 0, 0, 100, 0.0))
+                writer.write(ServingState(steps=9, stepped_at_s=time.monotonic(), kv_blocks_total=100))
             await asyncio.sleep(0.05)
 
 

@@ -18,10 +18,45 @@ from rose_executor.board_states import GuestState, Quota, ServingState
 
 NOW_S = 1000.0
 NOW_NS = 1000 * 10**9
+BANK = board._BANK_BYTES
 QUOTA_A = Quota(kv_blocks=10, tokens_per_step=64, active_seqs=8, gate_open=True)
 QUOTA_B = Quota(kv_blocks=5, tokens_per_step=0, active_seqs=4, gate_open=False)
-SERVED = ServingState(7, 3, 2, 990.25, 999.5, 0.0125, 67, 40, 511, 3.5)
-GUESSED = GuestState(9, 8, 2, 4, 1, 30, 511, 0.02, 64, 5, 0.0, 1, 2.25)
+SERVED = ServingState(
+    steps=7,
+    arrivals=12,
+    running=3,
+    waiting=2,
+    decoding=2,
+    unanswered=4,
+    oldest_unanswered_at_s=990.25,
+    stepped_at_s=999.5,
+    step_s=0.0125,
+    step_tokens=67,
+    next_step_s=0.0625,
+    first_token_s=0.125,
+    kv_blocks_used=40,
+    kv_blocks_total=511,
+    busy_s=3.5,
+)
+GUESSED = GuestState(
+    steps=9,
+    computed_steps=8,
+    quota_number=2,
+    running=4,
+    waiting=1,
+    kv_blocks_used=30,
+    kv_blocks_total=511,
+    step_s=0.02,
+    step_tokens=64,
+    busy_s=2.25,
+    slack_s=0.25,
+    allowed_tokens=128,
+    allowed_seqs=16,
+    open_s=1.75,
+    preemptions=5,
+    moved=3,
+    starvations=1,
+)
 
 
 def page(*banks: tuple[int, bytes]) -> bytes:
@@ -38,7 +73,7 @@ def quota_page(*quotas: Quota, written_at_ns: int = NOW_NS) -> bytes:
     """A board after these writes."""
     return page(
         *(
-            (QUOTA.offset + 128 * (number % 2), encode(QUOTA, quota, number, written_at_ns))
+            (QUOTA.offset + BANK * (number % 2), encode(QUOTA, quota, number, written_at_ns))
             for number, quota in enumerate(quotas, start=1)
         )
     )
@@ -75,12 +110,12 @@ def test_the_last_write_is_the_one_that_is_read() -> None:
     assert decode(quota_page(QUOTA_A, QUOTA_B, QUOTA_A), QUOTA, NOW_S).state == QUOTA_A
 
 
-@pytest.mark.parametrize("cut", range(1, 128))
+@pytest.mark.parametrize("cut", range(1, BANK))
 def test_a_writer_killed_at_any_store_leaves_the_state_before(cut: int) -> None:
     """However much of the third write arrived, the reader has the second, and never a mixture."""
     before = quota_page(QUOTA_A, QUOTA_B)
     after = quota_page(QUOTA_A, QUOTA_B, Quota(2**62, 3, 99, gate_open=True))
-    start = QUOTA.offset + 128
+    start = QUOTA.offset + BANK
     torn = before[:start] + after[start : start + cut] + before[start + cut :]
     assert torn in (before, after) or decode(torn, QUOTA, NOW_S).state == QUOTA_B
 
@@ -89,7 +124,7 @@ def test_a_writer_killed_at_any_store_leaves_the_state_before(cut: int) -> None:
 def test_no_damage_is_taken_for_a_state(data: st.DataObject) -> None:
     """Any bytes changed anywhere in the half: one of the two states that were written, or unknown."""
     content = bytearray(quota_page(QUOTA_A, QUOTA_B))
-    at = data.draw(st.integers(QUOTA.offset, QUOTA.offset + 255))
+    at = data.draw(st.integers(QUOTA.offset, QUOTA.offset + 2 * BANK - 1))
     damage = data.draw(st.binary(min_size=1, max_size=200))
     content[at : at + len(damage)] = damage
     reading = decode(bytes(content[:BOARD_BYTES]), QUOTA, NOW_S)
@@ -100,7 +135,7 @@ def test_no_damage_is_taken_for_a_state(data: st.DataObject) -> None:
 def test_both_banks_torn_is_said() -> None:
     content = bytearray(quota_page(QUOTA_A, QUOTA_B))
     content[QUOTA.offset + 20] ^= 1
-    content[QUOTA.offset + 148] ^= 1
+    content[QUOTA.offset + BANK + 20] ^= 1
     assert decode(bytes(content), QUOTA, NOW_S).why == "the quota half is torn"
 
 
@@ -108,8 +143,8 @@ def test_both_banks_torn_is_said() -> None:
     ("content", "why"),
     [
         (b"", "cut short: 0 of"),
-        (page()[:-1], "cut short: 1023 of"),
-        (b"hello" * 300, "not a board"),
+        (page()[:-1], "cut short: 2047 of"),
+        (b"hello" * 500, "not a board"),
         (bytes(BOARD_BYTES), "not a board"),
         (board._HEADER.pack(board.MAGIC, 99, board._boot()) + page()[32:], "layout 99, not"),
         (board._HEADER.pack(board.MAGIC, board.LAYOUT, bytes(16)) + page()[32:], "another boot"),
@@ -142,8 +177,8 @@ def test_a_write_leaves_the_state_before_it_on_the_board(tmp_path: Path) -> None
     for state in (QUOTA_A, QUOTA_B, QUOTA_A, QUOTA_B):
         quota.write(state)
     content = bytearray(path.read_bytes())
-    newest = QUOTA.offset + 128 * (quota.number % 2)
-    content[newest : newest + 128] = b"\xee" * 128
+    newest = QUOTA.offset + BANK * (quota.number % 2)
+    content[newest : newest + BANK] = b"\xee" * BANK
     path.write_bytes(content)
     assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from rose_executor.guest_watch import GuestWatch
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.slack import SlackPolicy
 
-POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64, regrow_s=0.0)
+POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64)
+SHUT = Quota(77, 256, 64, gate_open=False, ttft_s=0.4, tpot_s=0.05)
 
 
 class Brake:
@@ -44,13 +46,22 @@ class Brake:
     def close(self) -> None:
         pass
 
+    def set_share(self, share: float | None) -> None:
+        raise AssertionError("no share is changed here")
+
+    def guest_env(self) -> dict[str, str | None]:
+        return {}
+
+    def release(self, pid: int) -> None:
+        pass
+
 
 def watch(path: Path, brake: Brake | None = None) -> GuestWatch:
     return GuestWatch(path, GuestRules(POLICY, kv_blocks=77), brake or Brake())
 
 
 def idle() -> ServingState:
-    return ServingState(9, 0, 0, 0.0, time.monotonic(), 0.01, 0, 0, 100, 0.0)
+    return ServingState(steps=9, stepped_at_s=time.monotonic(), kv_blocks_total=100)
 
 
 def quota(path: Path) -> Quota | None:
@@ -61,14 +72,13 @@ def test_an_idle_serving_engine_opens_the_gate_and_its_silence_shuts_it(tmp_path
     path = tmp_path / "board"
     watching = watch(path)
     assert watching.look()
-    assert quota(path) == Quota(77, 0, 1, gate_open=False)
+    assert quota(path) == SHUT
     serving = HalfWriter(path, SERVING)
     serving.write(idle())
-    for _ in range(3):
-        assert watching.look()
-    assert quota(path) == Quota(77, 8, 8, gate_open=True)
+    assert watching.look()
+    assert quota(path) == replace(SHUT, gate_open=True)
     # What an hour of silence looks like: the half was last written long ago.
-    os.pwrite(serving._fd, bytes(256), SERVING.offset)
+    os.pwrite(serving._fd, bytes(512), SERVING.offset)
     assert watching.look()
     assert watching.seen is not None
     assert watching.seen.serving.why == "the serving half was never written"
@@ -89,7 +99,7 @@ def test_a_harmed_board_is_mended(tmp_path: Path, harm: str) -> None:
     for _ in range(20):
         assert watching.look()
         time.sleep(0.005)
-    assert quota(path) == Quota(77, 0, 1, gate_open=False)
+    assert quota(path) == SHUT
     assert watching.trouble == ""
 
 
@@ -125,7 +135,7 @@ def test_a_guest_that_does_not_obey_is_frozen_and_a_broken_brake_is_told(
     guest = HalfWriter(tmp_path / "board", GUEST)
     troubles = []
     for computed in (0, 0, 3, 3):
-        guest.write(GuestState(computed, computed, 0, 1, 0, 1, 100, 0.01, 1, 0, 0.0, 0, 0.0))
+        guest.write(GuestState(steps=computed, computed_steps=computed, running=1))
         watching.look()
         troubles.append(watching.trouble)
     assert brake.frozen == 1

@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from safetensors.torch import load_file
 from test_weight_update import Versions, updated
 
 from rose.errors import EngineError
-from rose_executor.board import GUEST, BoardReader, claim_quota
-from rose_executor.board_states import GuestState, Quota
+from rose.records import Finish
+from rose_executor.board import GUEST, SERVING, BoardReader, HalfWriter, claim_quota
+from rose_executor.board_states import GuestState, Quota, ServingState
+from rose_executor.stalled import SET_BACKS_MAX
 from rose_executor.token_route import TokenRoute
 from rose_transfer.snapshot import WEIGHTS
 
@@ -75,7 +78,7 @@ class Guest:
             self.quota, self.renewing = FREE, True
 
     async def until(self, what: Callable[[GuestState], bool]) -> GuestState:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (state := self.state()) is None or not what(state):
                 await asyncio.sleep(0.001)
         return state
@@ -84,6 +87,11 @@ class Guest:
         """The first report seen with this quota, or a later one, in force."""
         number = self.give(quota)
         return await self.until(lambda state: state.quota_number >= number)
+
+    async def taken_unless(self, over: asyncio.Task[Any], quota: Quota) -> None:
+        """As `taken`; an idle guest takes nothing."""
+        number = self.give(quota)
+        await self.until(lambda state: state.quota_number >= number or over.done())
 
     def route(self) -> TokenRoute:
         return TokenRoute(self.engine.base_url, self.rig.session, engine_id="guest", waits=self.rig.waits)
@@ -186,9 +194,12 @@ def test_a_cut_sets_back_the_newest_and_lets_the_oldest_go_on(guest: Guest) -> N
 def test_a_shut_gate_stops_the_very_step_and_the_engine_still_answers(guest: Guest, shut: Quota) -> None:
     async def run() -> None:
         async with guest.renewed():
-            guest.give(FREE)
+            # Before any runs: on a busy machine the first could be over before the last is there.
+            guest.give(Quota(BLOCKS, 4096, 16, gate_open=False))
             streams = asyncio.create_task(greedy(guest.route(), f"gated-{shut.gate_open}"))
-            await guest.until(lambda state: state.running == len(PROMPTS))
+            await guest.until(lambda state: state.waiting == len(PROMPTS))
+            guest.give(FREE)
+            await guest.until(lambda state: state.running == len(PROMPTS) and state.computed_steps > 1)
             stopped = await guest.taken(shut)
             total = guest.engine.page.total()
             later = await guest.until(lambda state: state.steps >= stopped.steps + 20)
@@ -221,6 +232,107 @@ def test_a_quota_below_one_requests_need_starves_it_loudly(guest: Guest) -> None
             fed = await guest.taken(FREE)
             assert fed.starved_at_s == 0.0
             await streams
+
+    guest.rig.run(run())
+
+
+async def resumed(guest: Guest, outputs: list[Any], name: str) -> list[tuple[int, ...]]:
+    """What was given back, continued on an engine that nobody cuts."""
+    route = guest.rig.route()
+
+    async def one(index: int, output: Any) -> tuple[int, ...]:
+        left = TOKENS - len(output.output_ids)
+        if not left:
+            return tuple(output.output_ids)
+        prompt = [*PROMPTS[index], *output.output_ids]
+        rest = await route.generate(f"{name}-rest-{index}", prompt, max_tokens=left, temperature=0.0, stop_token_ids=())
+        return (*output.output_ids, *rest.output_ids)
+
+    return list(await asyncio.gather(*(one(index, output) for index, output in enumerate(outputs))))
+
+
+async def outputs_of(guest: Guest, name: str) -> list[Any]:
+    asked = (
+        guest.route().generate(f"{name}-{index}", prompt, max_tokens=TOKENS, temperature=0.0, stop_token_ids=())
+        for index, prompt in enumerate(PROMPTS)
+    )
+    return list(await asyncio.wait_for(asyncio.gather(*asked), 90))
+
+
+def test_requests_that_may_not_compute_for_long_are_given_back_with_their_tokens(guest: Guest) -> None:
+    async def run() -> None:
+        reference = await greedy(guest.rig.route(), f"whole-{guest.path.name}")
+        async with guest.renewed():
+            guest.give(replace(FREE, tokens_per_step=4, move_after_s=0.3))
+            streams = asyncio.create_task(outputs_of(guest, "moved"))
+            await guest.until(lambda state: state.running > 2 and state.running + state.waiting == len(PROMPTS))
+            guest.give(replace(FREE, gate_open=False, move_after_s=0.3))
+            outputs = await streams
+            assert {output.finish for output in outputs} == {Finish.ABORT}
+            counts = [guest.engine.page.request(f"moved-{index}") for index in range(len(PROMPTS))]
+            assert [(count.tokens, count.finished) for count in counts] == [
+                (len(output.output_ids), True) for output in outputs
+            ]
+            empty = await guest.until(lambda state: state.running + state.waiting == 0)
+            assert (empty.moved, empty.kv_blocks_used) == (len(PROMPTS), 0)
+            guest.give(FREE)
+            assert await resumed(guest, outputs, f"moved-{guest.path.name}") == reference
+
+    guest.rig.run(run())
+
+
+def test_nobody_is_set_back_for_ever(guest: Guest) -> None:
+    """Memory comes and goes all the time: in the end the newest are given back, and nothing is lost."""
+
+    async def run() -> None:
+        reference = await greedy(guest.rig.route(), f"set-back-{guest.path.name}")
+        async with guest.renewed():
+            before = guest.state() or GuestState()
+            streams = asyncio.create_task(outputs_of(guest, "thrown"))
+            much = replace(FREE, tokens_per_step=16, move_after_s=60.0)
+            while not streams.done():
+                guest.give(much)
+                await guest.until(lambda state: state.kv_blocks_used > 16 or streams.done())
+                await guest.taken_unless(streams, replace(much, kv_blocks=14))
+            outputs = await streams
+            after = await guest.until(lambda state: state.running + state.waiting == 0)
+            given_back = [output for output in outputs if output.finish is Finish.ABORT]
+            assert given_back
+            assert len(given_back) < len(PROMPTS)
+            assert after.moved - before.moved == len(given_back)
+            assert after.preemptions - before.preemptions <= SET_BACKS_MAX * len(PROMPTS)
+            assert await resumed(guest, outputs, f"thrown-{guest.path.name}") == reference
+
+    guest.rig.run(run())
+
+
+def test_no_step_is_taken_that_serving_has_no_slack_for(guest: Guest) -> None:
+    asking = replace(FREE, ttft_s=0.4, tpot_s=0.05)
+    late = ServingState(steps=9, running=1, decoding=1, next_step_s=0.06)
+
+    async def run() -> None:
+        serving = HalfWriter(guest.path, SERVING)
+        said = [late]
+
+        async def say() -> None:
+            while True:
+                serving.write(said[0])
+                await asyncio.sleep(0.01)
+
+        async with guest.renewed():
+            saying = asyncio.create_task(say())
+            guest.give(asking)
+            streams = asyncio.create_task(greedy(guest.route(), "slack"))
+            held = await guest.until(lambda state: state.waiting == len(PROMPTS))
+            later = await guest.until(lambda state: state.steps >= held.steps + 20)
+            assert (later.computed_steps, later.slack_s, later.allowed_tokens) == (held.computed_steps, 0.0, 0)
+            assert later.starved_at_s == 0.0
+            said[0] = replace(late, next_step_s=0.001, stepped_at_s=1e6)  # a step that ends at any moment
+            await guest.until(lambda state: state.computed_steps > later.computed_steps and state.slack_s > 0.04)
+            said[0] = ServingState()
+            await streams
+            saying.cancel()
+            serving.close()
 
     guest.rig.run(run())
 

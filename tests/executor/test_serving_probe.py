@@ -22,7 +22,7 @@ from rose_executor.launcher import Child, Command
 
 pytestmark = pytest.mark.engine
 
-BUSY = [1, 2, 3, 43, 25, 100]
+BUSY = [1, 2, 3, 1, 4, 43, 25, 100]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,16 @@ def test_without_a_board_to_write_on_it_does_nothing(answers: dict[str, Any]) ->
 
 
 def test_it_tells_each_step_and_goes_on_to_while_the_engine_idles(answers: dict[str, Any]) -> None:
-    assert answers["tells"] == ["", [0, 0, 0, 0, 0, 100], BUSY, True]
+    assert answers["tells"] == ["", [0, 0, 0, 0, 0, 0, 0, 100], BUSY, True]
+
+
+def test_an_arrival_stands_on_the_board_before_its_request_is_handled(answers: dict[str, Any]) -> None:
+    nobody = [2, 1, True]  # another one: the board hears of an end with the next beat
+    assert answers["hears_of_arrivals"] == [
+        "",
+        [[1, 1, True], [2, 1, True], nobody, nobody, nobody, [3, 1, True]],
+        [3, 0, True],
+    ]
 
 
 def test_a_board_that_comes_late_or_is_made_anew_is_found(answers: dict[str, Any]) -> None:
@@ -142,7 +151,8 @@ def test_a_real_server_is_seen_at_work_in_line_and_idle(serving: Serving) -> Non
         queue = await seen(serving, lambda state: state is not None and state.waiting > 0)
         assert queue is not None
         assert queue.running == 4
-        assert 0 < queue.oldest_waiting_at_s <= queue.stepped_at_s
+        assert (queue.arrivals, queue.unanswered) == (8, 4)
+        assert 0 < queue.oldest_unanswered_at_s <= queue.stepped_at_s
         steady = await seen(serving, lambda state: state is not None and state.step_s > 0 and state.kv_blocks_used > 0)
         assert steady is not None
         assert steady.kv_blocks_used <= steady.kv_blocks_total

@@ -94,6 +94,18 @@ def test_many_that_open_and_sweep_at_once_lose_no_live_run(job: Job, runtime_dir
     assert list_runs(runtime_dir) == []
 
 
+def test_runs_of_the_same_second_that_draw_the_same_number_are_two(
+    job: Job, waits: WaitBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = iter(["aaaa", "aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr("rose.runs.secrets.token_hex", lambda length: next(drawn))
+    monkeypatch.setattr("rose.runs.time.strftime", lambda *format: "20250101-000000")
+    first, second = open_run(job, waits), open_run(job, waits)
+    assert (first.run_id[-4:], second.run_id[-4:]) == ("aaaa", "bbbb")
+    first.close()
+    second.close()
+
+
 def test_sweep_takes_half_made_folders_but_nothing_of_others(runtime_dir: Path, waits: WaitBoard) -> None:
     root = runtime_root()
     (root / DEAD_ID).mkdir()

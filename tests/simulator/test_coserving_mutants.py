@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from rose.driver.virtual import SimulationFailed
 from rose.ledger import EngineCounted, LedgerEvent, RequestEnded, TokenLedger
-from rose.simulator.coserving import executor, guest_engine, player
+from rose.simulator.coserving import executor, player
 from rose.simulator.coserving.board import SimulatedBoard
 from rose.simulator.coserving.follower import GuestFollower
 from rose.simulator.coserving.player import Player
 from rose.simulator.coserving_world import Cores, CoservingWorld
+from rose.slo import Slo
 from rose.trainer.alarm import FormatAlarm, MalformedAlarm
 from rose.version_events import Commit, CommitFailed, Committed, VersionAction, VersionEvent
 from rose.versions import EnginePhase, VersionState
-from rose_executor import guest_rules, slack
+from rose_executor import guest_admission, slack
 from rose_executor.board import QUOTA, Half, S
-from rose_executor.board_states import Reading, ServingState
+from rose_executor.board_states import Given, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
+from rose_executor.guest_admission import GuestAdmission
 from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
 from rose_executor.lending import Lent
-from rose_executor.slack import SlackAdmission, SlackPolicy
+from rose_executor.slack import SlackAdmission
 from rose_executor.step_profile import StepProfile
 from rose_scheduler.engines import Engine, Engines
 from rose_scheduler.events import Grant, Health, Lapse, PlacementAction, PlacementEvent
@@ -108,11 +110,27 @@ def _counts_no_wait(patch: pytest.MonkeyPatch) -> None:
     """Slack from the step's own duration alone: a step that hangs, and who waits, are overlooked."""
     real = slack.slack_s
 
-    def blind(serving: ServingState | None, policy: SlackPolicy, now_s: float) -> float:
-        seen = None if serving is None else replace(serving, waiting=0, stepped_at_s=now_s)
-        return real(seen, policy, now_s)
+    def blind(serving: ServingState | None, slo: Slo, now_s: float, **computed: float) -> float:
+        seen = None if serving is None else replace(serving, unanswered=0, stepped_at_s=now_s)
+        return real(seen, slo, now_s, **computed)
 
     patch.setattr(slack, "slack_s", blind)
+
+
+def _forgets_what_it_has_computed(patch: pytest.MonkeyPatch) -> None:
+    """Many small steps beside one of serving: each is within the slack, all together are not."""
+    patch.setattr(SlackAdmission, "computed", lambda self, seconds: None)
+
+
+def _asks_for_slack_seldom(patch: pytest.MonkeyPatch) -> None:
+    """Three times a second: what it acts on is over."""
+    real = GuestAdmission.look
+
+    def look(self: GuestAdmission, given: Given, now_s: float, under_way: Iterable[int] = ()) -> None:
+        if now_s - self._looked_at_s > 0.3 or given.quota is None:
+            real(self, given, now_s, under_way)
+
+    patch.setattr(GuestAdmission, "look", look)
 
 
 def _takes_steps_for_cheap(patch: pytest.MonkeyPatch) -> None:
@@ -120,18 +138,8 @@ def _takes_steps_for_cheap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StepProfile, "tokens_within", lambda self, seconds, most: real(self, 8 * seconds, most))
 
 
-def _grows_at_once(patch: pytest.MonkeyPatch) -> None:
-    """All that might be had is had, before a step has shown what it costs."""
-    patch.setattr(SlackAdmission, "_without_flapping", lambda self, fits, now_s: self._policy.tokens_max if fits else 0)
-
-
 def _lends_whatever_happens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(executor, "lent", lambda seen, trouble, rules, slots_max, now_s: Lent(slots_max, ""))
-
-
-def _excuses_no_step(patch: pytest.MonkeyPatch) -> None:
-    """A step that was under way when the gate was shut counts as disobedience."""
-    patch.setattr(guest_rules, "STEPS_UNDER_WAY", 0)
 
 
 def _trusts_a_stale_quota(patch: pytest.MonkeyPatch) -> None:
@@ -144,20 +152,20 @@ def _trusts_a_stale_quota(patch: pytest.MonkeyPatch) -> None:
 
 
 def _computes_behind_the_gate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(guest_engine, "computes", lambda quota: quota.tokens_per_step > 0)
+    patch.setattr(guest_admission, "computes", lambda quota: quota.tokens_per_step > 0)
 
 
 def _takes_more_than_its_quota(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(guest_engine, "within", lambda quota, limits: replace(limits, gate_open=quota.gate_open))
+    patch.setattr(guest_admission, "within", lambda quota, limits: replace(limits, gate_open=quota.gate_open))
 
 
 @pytest.mark.parametrize(
     "plant",
     [
         _counts_no_wait,
+        _forgets_what_it_has_computed,
+        _asks_for_slack_seldom,
         _takes_steps_for_cheap,
-        _grows_at_once,
-        _excuses_no_step,
         _lends_whatever_happens,
         _trusts_a_stale_quota,
         _computes_behind_the_gate,

@@ -1,10 +1,11 @@
 """The executor on a serving core: looks at the board, lends its guest, counts the guest's tokens for the run.
 
 Invariants, checked at every look and at every step that the guest begins
-- Where serving is unknown or late already, the quota on the board is shut after the look, and always fresh.
+- Where serving is unknown, or has long been late at every look, the quota on the board is shut after the look; it is
+  always fresh.
 - A guest begins no step without a fresh quota that is open, none larger than that, and none that costs more than the
-  slack of the look from which its quota came; so a dead executor's guest stops when its last quota is stale.
-- Only a deaf guest is ever frozen. None is lent while serving is unknown, it is frozen, or its gate has long been shut.
+  slack of that very moment; so a dead executor's guest stops when its last quota is stale.
+- Only a deaf guest is ever frozen. None is lent while serving is unknown, it is frozen, or slack has long been gone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rose.simulator.coserving.board import SimulatedBoard
 from rose.simulator.coserving.engine import RolloutEngine
 from rose.simulator.coserving.fleet import BEAT_S, LOAD_S, START_DEADLINE_S, Odds, Store, health_part
 from rose.simulator.coserving.follower import BASE, GuestFollower
-from rose.simulator.coserving.guest_engine import LIMITS, GuestEngine, step_cost_s
+from rose.simulator.coserving.guest_engine import LIMITS, GuestEngine
 from rose.simulator.coserving.parts import Parts, PartsDriver, To
 from rose.simulator.coserving.scheduler_host import CALL_S, SchedulerHost
 from rose.simulator.coserving.shared_core import SharedCore
@@ -27,9 +28,9 @@ from rose.simulator.world import must
 from rose_executor.board import GUEST, QUOTA, SERVING
 from rose_executor.board_states import ServingState
 from rose_executor.engine_health import Died, EngineHealth, HealthAction, Ready, Start, Wanted
-from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked, Write
+from rose_executor.guest_rules import OBEY_S, PATIENCE_S, Freeze, GuestRules, Looked, Write
 from rose_executor.lending import SHUT_S, lent
-from rose_executor.slack import SlackPolicy
+from rose_executor.slack import SURPRISE, SlackPolicy
 from rose_scheduler.events import EngineKind, EngineOffered
 
 LOOK_S = 0.025
@@ -83,8 +84,9 @@ class LendingExecutor:
         self._made = made
         self._rules = make_rules(policy, LIMITS.kv_blocks)
         self._seen: Looked | None = None
-        self._allowed_s = 0.0
         self._shut_s: float | None = None
+        self._tight_s: float | None = None
+        self._beside = (0, 0.0)
 
     @property
     def rules_part(self) -> str:
@@ -112,7 +114,7 @@ class LendingExecutor:
         self._parts.put(self.part, EngineHealth(RESTARTS_MAX, backoff_s=0.1))
         self._rules = self._make_rules(self._policy, LIMITS.kv_blocks)
         self._parts.put(self.rules_part, self._rules)
-        self._shut_s = self._seen = None
+        self._shut_s = self._tight_s = self._seen = None
         self._look(self.lives)
         self._driver.feed(To(self.part, Wanted()))
 
@@ -159,36 +161,42 @@ class LendingExecutor:
                 self._freeze()
 
     def guest_begins(self, guest: GuestEngine, tokens: int, cost_s: float) -> None:
-        """Hold a step that the guest begins against the quota on the board and the look that it came from."""
-        now, seen = self._driver.now, (tokens, cost_s, self._allowed_s)
+        """Hold a step that the guest begins against the quota on the board, and against what serving can lose now."""
+        now = self._driver.now
         if guest.deaf:
             shut_s = now - (now if self._shut_s is None or not self.up else self._shut_s)
             patience_s = OBEY_S + 2 * (LOOK_S + self._driver.faults.late_s) + cost_s
             must(shut_s < patience_s, "a deaf guest computes behind a shut gate, and nobody stops it", shut_s)
             return
-        quota = self._board.read(QUOTA, now).state
+        quota, serving = self._board.read(QUOTA, now).state, self._board.read(SERVING, now).state
         age_s = now - self._board.written_s(QUOTA)
         must(quota is not None and age_s < QUOTA.stale_after_s, "a guest computes on a stale quota", age_s)
+        must(serving is not None, "a guest computes though serving is unknown", now)
         assert quota is not None
+        assert serving is not None
         must(quota.gate_open and tokens <= quota.tokens_per_step, "a guest computes more than it may", quota)
-        must(cost_s < max(2 * self._allowed_s, 1.3 * step_cost_s(_NEW_TOKENS)), "a guest's step is above slack", seen)
-        died_s = self._board.serving_died_s
-        unknown_s = 0.0 if died_s is None else now - died_s - SERVING.stale_after_s
-        must(unknown_s < QUOTA.stale_after_s, "a guest computes though serving is unknown", unknown_s)
+        step, computed_s = self._beside if self._beside[0] == serving.steps else (serving.steps, 0.0)
+        slack_s = self._own_slack_s(serving, computed_s)
+        seen = (tokens, cost_s, slack_s, serving)
+        tries = tokens <= _NEW_TOKENS and (serving.idle or not guest.computed_steps)
+        must(cost_s * self._policy.interference < slack_s or tries, "a guest's step is above slack", seen)
+        self._beside = step, computed_s + cost_s
 
     def _look(self, life: int) -> None:
         if not self.up or life != self.lives or self.closing:
             return
         now = self._driver.now
         serving = self._board.read(SERVING, now)
-        slack_s = self._own_slack_s(serving.state)
-        self._allowed_s = slack_s / self._policy.interference
+        tight = self._own_slack_s(serving.state, 0.0) <= 0
+        self._tight_s = (now if self._tight_s is None else self._tight_s) if tight else None
         self._seen = Looked(serving, self._board.read(GUEST, now))
         self._driver.feed(To(self.rules_part, self._seen))
         quota = self._board.read(QUOTA, now).state
         must(quota is not None, "a quota is not renewed", now - self._board.written_s(QUOTA))
         assert quota is not None
-        must(slack_s > 0 or not quota.gate_open, "the gate is open though nothing is left", serving)
+        long_tight = self._tight_s is not None and now - self._tight_s > PATIENCE_S
+        must(not (long_tight and quota.gate_open), "the gate is open though nothing is left", serving)
+        must(serving.state is not None or not quota.gate_open, "the gate is open though serving is unknown", serving)
         if quota.gate_open:
             self._shut_s = None
             if self.guest is not None:
@@ -198,16 +206,17 @@ class LendingExecutor:
         late_s = self._driver.faults.lateness_s(self._driver.random, now)
         self._driver.call(LOOK_S + late_s, "", lambda: self._look(life))
 
-    def _own_slack_s(self, serving: ServingState | None) -> float:
+    def _own_slack_s(self, serving: ServingState | None, computed_s: float) -> float:
         """By how much serving could be late now and be on time: the world's own sum."""
         if serving is None:
             return 0.0
         now, slo, slack_s = self._driver.now, self._policy.slo, math.inf
-        if serving.running:
-            slack_s = min(slack_s, slo.tpot_s - serving.step_s, serving.stepped_at_s + slo.tpot_s - now)
-        if serving.waiting:
-            slack_s = min(slack_s, serving.oldest_waiting_at_s + slo.ttft_s - serving.step_s - now)
-        return max(0.0, self._policy.surprise * slo.ttft_s if slack_s == math.inf else slack_s)
+        if serving.decoding:
+            slack_s = slo.tpot_s - serving.next_step_s - self._policy.interference * computed_s
+            slack_s = min(slack_s, serving.stepped_at_s + slo.tpot_s - now)
+        if serving.unanswered:
+            slack_s = min(slack_s, serving.oldest_unanswered_at_s + slo.ttft_s - serving.first_token_s - now)
+        return max(0.0, SURPRISE * slo.ttft_s if slack_s == math.inf else slack_s)
 
     def _freeze(self) -> None:
         """Who does not obey is stopped, and replaced a moment later."""
@@ -264,8 +273,8 @@ class LendingExecutor:
         version = follower.runs
         slots = lent(self._seen, "", self._rules, LIMITS.active_seqs, self._driver.now).slots
         unknown = self._seen is None or self._seen.serving.state is None
-        shut_s = 0.0 if self._shut_s is None else self._driver.now - self._shut_s
-        must(not slots or not (unknown or guest.frozen or shut_s > 2 * SHUT_S), "lent without slack", (slots, shut_s))
+        tight_s = 0.0 if self._tight_s is None else self._driver.now - self._tight_s
+        must(not slots or not (unknown or guest.frozen or tight_s > 2 * SHUT_S), "lent without slack", (slots, tight_s))
         if version != BASE and not self._severed():
             self._driver.call(CALL_S, "", partial(self._host.beat, _offer(guest), version, slots))
         self._driver.call(BEAT_S, "", lambda: self._beat(guest, follower))

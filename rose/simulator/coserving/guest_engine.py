@@ -1,7 +1,7 @@
 """The guest: a rollout engine on the shared core, which takes its quota from the board at the top of each step.
 
 Invariants
-- What a quota comes to is decided by the product's own `quota`; one that is stale or was never written shuts the gate.
+- What a step may compute is decided by the product's own `guest_admission`, at the top of the step.
 - A deaf guest takes no quota at all, and computes whether it is asked for anything or not.
 - A frozen one computes nothing more.
 """
@@ -14,9 +14,9 @@ from typing import Any
 from rose.simulator.coserving.board import SimulatedBoard
 from rose.simulator.coserving.engine import Request, RolloutEngine
 from rose.simulator.coserving.shared_core import SharedCore
-from rose_executor.board import GUEST, QUOTA
-from rose_executor.board_states import GuestState, Quota
-from rose_executor.quota import computes, shut, within
+from rose_executor.board import GUEST, QUOTA, SERVING
+from rose_executor.board_states import Given, GuestState, Quota
+from rose_executor.guest_admission import GuestAdmission
 
 LIMITS = Quota(kv_blocks=100, tokens_per_step=64, active_seqs=8, gate_open=True)
 STEP_S = 0.003
@@ -38,12 +38,12 @@ class GuestEngine(RolloutEngine):
         super().__init__(*args)
         self.deaf = False
         self.frozen = False
-        self.quota = shut(LIMITS)
+        self.admission = GuestAdmission(LIMITS, self.driver.now)
         self._core = core
         self._board = board
         self._begins = begins
         self._stepping = False
-        self._steps = self._computed = 0
+        self._steps = self.computed_steps = 0
         self._step_s = self._busy_s = 0.0
         self._step_tokens = 0
         core.freed = self.kick
@@ -63,12 +63,13 @@ class GuestEngine(RolloutEngine):
             return
         if not self.requests and not self.deaf:
             return
-        self._take_quota()
+        self._look()
         if not self.weights.serving:
             self._stepping = True
             self.driver.call(_POLL_S, "", lambda: self._stepped([], 0, 0.0))
             return
-        planned = self.plan(self.quota.tokens_per_step, self.quota.active_seqs) if computes(self.quota) else []
+        allowed = self.admission.allowed
+        planned = self.plan(allowed.tokens_per_step, allowed.active_seqs) if self.admission.open else []
         tokens = sum(share for _, share in planned) or int(self.deaf)
         self._report()
         if tokens:
@@ -77,21 +78,24 @@ class GuestEngine(RolloutEngine):
             self._begins(self, tokens, cost_s)
             self._core.guest_begins(cost_s, lambda: self._stepped(planned, tokens, cost_s))
 
-    def _take_quota(self) -> None:
+    def _look(self) -> None:
+        now = self.driver.now
         if self.deaf:
-            self.quota = LIMITS
+            self.admission.look(Given(LIMITS, 0, None), now)
             return
-        quota = self._board.read(QUOTA, self.driver.now).state
-        self.quota = shut(self.quota) if quota is None else within(quota, LIMITS)
+        quota = self._board.read(QUOTA, now)
+        serving = self._board.read(SERVING, now).state
+        self.admission.look(Given(quota.state, quota.number if quota.state is not None else 0, serving), now)
 
     def _stepped(self, planned: list[tuple[Request, int]], tokens: int, cost_s: float) -> None:
         self._stepping = False
         if not self.alive or self.frozen:
             return
         if tokens:
-            self._computed += 1
+            self.computed_steps += 1
             self._step_s, self._step_tokens = cost_s, tokens
             self._busy_s += cost_s
+            self.admission.computed(tokens, cost_s)
             if self.weights.serving:
                 self.compute(planned)
         self.kick()
@@ -102,17 +106,17 @@ class GuestEngine(RolloutEngine):
         self._steps += 1
         state = GuestState(
             steps=self._steps,
-            computed_steps=self._computed,
-            quota_number=self._board.read(QUOTA, self.driver.now).number,
-            running=min(len(self.requests), self.quota.active_seqs),
-            waiting=max(0, len(self.requests) - self.quota.active_seqs),
-            kv_blocks_used=0,
+            computed_steps=self.computed_steps,
+            quota_number=self.admission.quota_number,
+            running=min(len(self.requests), self.admission.seqs_kept),
+            waiting=max(0, len(self.requests) - self.admission.seqs_kept),
             kv_blocks_total=LIMITS.kv_blocks,
             step_s=self._step_s,
             step_tokens=self._step_tokens,
-            preemptions=0,
-            starved_at_s=0.0,
-            starvations=0,
             busy_s=self._busy_s,
+            slack_s=self.admission.slack_s,
+            allowed_tokens=self.admission.allowed.tokens_per_step,
+            allowed_seqs=self.admission.allowed.active_seqs,
+            open_s=self.admission.open_s,
         )
         self._board.write(GUEST, state, self.driver.now)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from rose.simulator.coserving.board import SimulatedBoard
 from rose.simulator.coserving.parts import PartsDriver
@@ -22,6 +23,7 @@ TOKEN_S = 0.0006
 
 @dataclass(slots=True)
 class _Served:
+    number: int
     prompt: int
     left: int
 
@@ -39,6 +41,7 @@ class ServingEngine:
         self._running: list[_Served] = []
         self._stepping = False
         self._life = 0
+        self._asked = 0
         self.start()
 
     def start(self) -> None:
@@ -59,7 +62,9 @@ class ServingEngine:
     def request(self, prompt: int, outputs: int) -> None:
         """A user asks. A dead engine takes nothing."""
         if self.alive:
-            self._waiting.append(_Served(prompt, outputs))
+            self._asked += 1
+            self._waiting.append(_Served(self._asked, prompt, outputs))
+            self._board.write(SERVING, self._steps.arrived(self._asked, self._driver.now), self._driver.now)
             self._step()
 
     @property
@@ -70,28 +75,36 @@ class ServingEngine:
         if self._stepping or not self.alive or not self.busy:
             return
         self._stepping = True
-        tokens = len(self._running)
+        tokens, prompt_tokens, first_tokens = len(self._running), 0, 0
         while self._waiting and len(self._running) < RUNNING_MAX:
             one = self._waiting.popleft()
             tokens += one.prompt
+            prompt_tokens += one.prompt
+            first_tokens += 1
             self._running.append(one)
         life = self._life
-        self._core.serving_begins(STEP_S + TOKEN_S * tokens, lambda: self._stepped(life, tokens))
+        ended = partial(self._stepped, life, tokens, prompt_tokens, first_tokens)
+        self._core.serving_begins(STEP_S + TOKEN_S * tokens, ended)
 
-    def _stepped(self, life: int, tokens: int) -> None:
+    def _stepped(self, life: int, tokens: int, prompt_tokens: int, first_tokens: int) -> None:
         self._stepping = False
         if self.alive and life == self._life:
             for one in self._running:
                 one.left -= 1
-            before = len(self._running)
+            over = [one for one in self._running if one.left <= 0]
             self._running = [one for one in self._running if one.left > 0]
-            self.served += before - len(self._running)
+            self.served += len(over)
             state = self._steps.stepped(
                 running=len(self._running),
                 waiting=len(self._waiting),
                 kv_usage=0.1,
                 tokens=tokens,
+                prompt_tokens=prompt_tokens,
+                first_tokens=first_tokens,
+                finished=len(over),
                 now_s=self._driver.now,
             )
+            for one in over:
+                state = self._steps.left(one.number)
             self._board.write(SERVING, state, self._driver.now)
         self._driver.call(self._core.gap_s, "", self._step)

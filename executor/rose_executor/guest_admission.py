@@ -1,0 +1,76 @@
+"""What a guest may compute in its next step: its quota, and within that what serving's slack allows. Pure.
+
+Invariants
+- No quota that can be trusted: the gate is shut, and running requests keep the blocks that they have.
+- Where an SLO comes with the quota, nothing is computed that the slack of this very look does not allow.
+- A figure on the board that makes no sense harms nobody: it is brought within what the engine has (`quota.within`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rose.slo import Slo
+from rose_executor.board_states import Given, Quota
+from rose_executor.quota import computes, shut, within
+from rose_executor.slack import Allowance, SlackAdmission, SlackPolicy
+from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
+
+
+class GuestAdmission:
+    """One guest, with `limits` of its own. `quota` and `allowed` are in force since the last `look`.
+
+    `open_s` is for how long more than nothing was allowed, `profile` what the guest's steps are seen to cost.
+    """
+
+    def __init__(self, limits: Quota, now_s: float) -> None:
+        self.limits = limits
+        self.quota = shut(limits)
+        self.quota_number = 0
+        self.allowed = Allowance(0, 0)
+        self.open_s = 0.0
+        self.profile = StepProfile()
+        self._slack = SlackAdmission()
+        self._looked_at_s = now_s
+
+    @property
+    def slack_s(self) -> float:
+        """What serving could still lose when it was asked last."""
+        return self._slack.slack_s
+
+    @property
+    def open(self) -> bool:
+        """Whether the next step may compute anything."""
+        return self.allowed.tokens_per_step > 0
+
+    @property
+    def seqs_kept(self) -> int:
+        """How many requests may go on running. While nothing is computed those that run stay: a context costs more."""
+        return self.allowed.active_seqs if self.open else self.quota.active_seqs
+
+    def look(self, given: Given, now_s: float, under_way: Iterable[int] = ()) -> None:
+        """Take what the board says. `under_way` are the tokens of each step that has begun and not ended."""
+        if self.open:
+            self.open_s += now_s - self._looked_at_s
+        self._looked_at_s = now_s
+        self.quota_number = given.quota_number
+        self.quota = shut(self.quota) if given.quota is None else within(given.quota, self.limits)
+        self.allowed = self._allow(given, now_s, under_way)
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """A step has ended."""
+        self.profile.saw(StepShape(tokens), seconds, self._looked_at_s)
+        self._slack.computed(seconds)
+
+    def _allow(self, given: Given, now_s: float, under_way: Iterable[int]) -> Allowance:
+        quota = self.quota
+        if not computes(quota):
+            return Allowance(0, 0)
+        if not (quota.ttft_s and quota.tpot_s):
+            return Allowance(quota.tokens_per_step, quota.active_seqs)
+        policy = SlackPolicy(
+            Slo(quota.ttft_s, quota.tpot_s), quota.tokens_per_step, quota.active_seqs, quota.interference
+        )
+        under_way_s = sum(self.profile.seconds(StepShape(tokens)) for tokens in under_way)
+        return self._slack.allow(given.serving, policy, self.profile, now_s, under_way_s=under_way_s)

@@ -1,0 +1,51 @@
+"""A guest's side of the board: what it may do, what serving does, and what it says of itself.
+
+Invariants
+- Once it is open nothing here raises; a board that was made anew is followed.
+- A quota or a serving state that is torn, stale or missing is None: whoever reads it has none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from rose.errors import RoseError
+from rose_executor.board import GUEST, QUOTA, SERVING, BoardReader, HalfWriter
+from rose_executor.board_states import Given, GuestState
+
+_REOPEN_S = 0.2
+
+
+class GuestBoard:
+    """Raises ClusterError if the board cannot be opened, or its guest's half has a live writer."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader = BoardReader(path)
+        self._writer = HalfWriter(path, GUEST)
+        self._look_again_s = 0.0
+
+    def look(self, now_s: float) -> Given:
+        """At `now_s` of the monotonic clock."""
+        quota = self._reader.read(QUOTA, now_s)
+        if quota.state is None:
+            if now_s >= self._look_again_s:
+                self._look_again_s = now_s + _REOPEN_S
+                self._follow()
+            return Given(None, 0, None)
+        return Given(quota.state, quota.number, self._reader.read(SERVING, now_s).state)
+
+    def report(self, state: GuestState) -> None:
+        """A board that cannot be written keeps the gate shut soon enough: its quota cannot be renewed either."""
+        with contextlib.suppress(OSError):
+            self._writer.write(state)
+
+    def _follow(self) -> None:
+        if not self._reader.replaced():
+            return
+        with contextlib.suppress(RoseError):
+            reader, writer = BoardReader(self._path), HalfWriter(self._path, GUEST)
+            self._reader.close()
+            self._writer.close()
+            self._reader, self._writer = reader, writer
