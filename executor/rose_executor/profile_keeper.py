@@ -4,13 +4,12 @@ Invariants
 - Nothing is written before something was learnt, nor while the profile has drifted: what is in force then is about to
   change, and the margin that makes up for it is not kept.
 - A disk that fails ends nothing: it is `trouble`, and tried again.
-- The event loop never waits for the disk.
+- Whoever steps never waits for the disk: a thread writes what was known when it began, one at a time.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import NoReturn
+import threading
 
 from rose.errors import RoseError
 from rose.logs import logger
@@ -32,17 +31,25 @@ class ProfileKeeper:
         self._key = key
         self._profile = profile
         self._kept_steps = profile.steps
+        self._looked_at_s: float | None = None
+        self._writing: threading.Thread | None = None
 
-    async def run(self, every_s: float = SAVE_EVERY_S) -> NoReturn:
-        """Until cancelled. Sleeping between two times is no wait for anybody, so it has no deadline."""
-        while True:
-            await asyncio.sleep(every_s)
-            state = self._news()
-            if state is not None:
-                await asyncio.to_thread(self._keep, state)
+    def stepped(self, now_s: float) -> None:
+        """To be called after steps, by who teaches the profile; `SAVE_EVERY_S` apart it writes, beside them."""
+        if self._looked_at_s is None:
+            self._looked_at_s = now_s
+        if now_s - self._looked_at_s < SAVE_EVERY_S or (self._writing is not None and self._writing.is_alive()):
+            return
+        self._looked_at_s = now_s
+        state = self._news()
+        if state is not None:
+            self._writing = threading.Thread(target=self._keep, args=(state,), name="step profile", daemon=True)
+            self._writing.start()
 
     def save(self) -> None:
         """Now, waiting for the disk: for the end."""
+        if self._writing is not None:
+            self._writing.join()
         state = self._news()
         if state is not None:
             self._keep(state)

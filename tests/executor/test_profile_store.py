@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from rose.errors import ClusterError, ConfigError, EngineError
 from rose.machine import Gpu, look
 from rose_executor import profile_store
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.profile_keeper import ProfileKeeper
+from rose_executor.profile_keeper import SAVE_EVERY_S, ProfileKeeper
 from rose_executor.profile_key import ProfileKey, profile_key
 from rose_executor.profile_store import ProfileStore, default_folder
 from rose_executor.step_profile import ProfileState, StepProfile
@@ -214,22 +213,23 @@ def test_other_weights_of_one_shape_are_one_model(tiny_model: Path, tmp_path: Pa
         profile_key(settings_of(tmp_path), machine)
 
 
-async def ran(keeper: ProfileKeeper, until: Callable[[], object]) -> None:
-    task = asyncio.create_task(keeper.run(every_s=0.001))
-    async with asyncio.timeout(60):
-        while not until():
-            await asyncio.sleep(0.001)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def written(keeper: ProfileKeeper) -> None:
+    assert keeper._writing is not None
+    keeper._writing.join(60)
 
 
 def test_what_was_learnt_is_kept_now_and_then_and_only_then(store: ProfileStore) -> None:
     profile = taught()
     keeper = ProfileKeeper(store, KEY, profile)
+    for now_s in (0.0, SAVE_EVERY_S, 2 * SAVE_EVERY_S):
+        keeper.stepped(now_s)
     keeper.save()
     assert store.find(KEY) is None  # nothing new
     profile.saw(PROBE, 0.02, 99.0)
-    asyncio.run(ran(keeper, lambda: store.find(KEY)))
+    keeper.stepped(2.9 * SAVE_EVERY_S)
+    assert keeper._writing is None
+    keeper.stepped(3 * SAVE_EVERY_S)
+    written(keeper)
     found = store.find(KEY)
     assert found is not None
     assert found.state() == profile.state()
@@ -239,6 +239,26 @@ def test_what_was_learnt_is_kept_now_and_then_and_only_then(store: ProfileStore)
     profile.saw(PROBE, 0.02, 99.0)
     keeper.save()
     assert asdict(state(profile)) == asdict(state(store.find(KEY) or StepProfile()))
+
+
+def test_a_disk_that_is_slow_is_not_waited_for_nor_asked_twice(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, go_on = [], threading.Event()
+
+    def slow(path: Path, data: bytes) -> None:
+        asked.append(path)
+        go_on.wait(60)
+
+    monkeypatch.setattr(profile_store, "write_whole", slow)
+    profile = taught()
+    keeper = ProfileKeeper(store, KEY, profile)
+    for at in range(5):
+        profile.saw(PROBE, 0.02, 99.0)
+        keeper.stepped(at * SAVE_EVERY_S)
+    go_on.set()
+    written(keeper)
+    assert len(asked) == 1
 
 
 def test_a_profile_that_has_drifted_is_not_kept(store: ProfileStore) -> None:
@@ -261,8 +281,12 @@ def test_a_disk_that_fails_ends_nothing_and_is_tried_again(
     keeper = ProfileKeeper(store, KEY, profile)
     profile.saw(PROBE, 0.02, 99.0)
     monkeypatch.setattr(profile_store, "write_whole", broken)
-    asyncio.run(ran(keeper, lambda: keeper.trouble))
+    keeper.stepped(0.0)
+    keeper.stepped(SAVE_EVERY_S)
+    written(keeper)
     assert "Input/output error" in keeper.trouble
     monkeypatch.undo()
-    asyncio.run(ran(keeper, lambda: not keeper.trouble))
+    keeper.stepped(2 * SAVE_EVERY_S)
+    written(keeper)
+    assert keeper.trouble == ""
     assert store.find(KEY) is not None
