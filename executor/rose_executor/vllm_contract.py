@@ -3,7 +3,7 @@
 `RELIED_ON` is checked at every start of an engine, `QUOTA_RELIES_ON` as well where it is a guest: one on a vLLM that
 moved any of these must not start, for it would count wrongly or update wrongly, and say nothing. `TRACING_RELIES_ON` is
 checked before a layout is traced, `BACKEND_RELIES_ON` before the weight transfer backend is offered, `PROBE_RELIES_ON`
-before a serving engine is probed. Written for vLLM 0.32.
+before a serving engine is probed, `SERVING_KV_RELIES_ON` before one gives memory back. Written for vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -61,6 +61,21 @@ QUOTA_RELIES_ON: tuple[Reliance, ...] = (
     ("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.initialize_kv_cache", ("kv_cache_config",)),
 )
 """For guests; the attributes of a scheduler that they also need are `QUOTA_READS`."""
+
+SERVING_KV_RELIES_ON: tuple[Reliance, ...] = (
+    ("vllm.v1.core.block_pool", "BlockPool.get_num_free_blocks", ()),
+    ("vllm.v1.core.block_pool", "BlockPool.get_new_blocks", ("num_blocks",)),
+    ("vllm.v1.core.block_pool", "BlockPool.free_blocks", ("ordered_blocks",)),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.schedule", ()),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.update_from_output", ("scheduler_output",)),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.has_requests", ()),
+    ("vllm.v1.core.sched.scheduler", "Scheduler.pause_state", ()),
+    ("vllm.v1.core.sched.interface", "PauseState.UNPAUSED", ()),
+    ("vllm.v1.engine.core", "EngineCore.collective_rpc", ("method", "args")),
+    ("vllm.v1.engine.core", "EngineCoreProc.run_busy_loop", ()),
+    ("vllm.v1.engine.core", "EngineCoreProc.is_running", ()),
+)
+"""For a serving engine that gives memory back."""
 
 QUOTA_READS = (
     "vllm_config",
@@ -168,3 +183,4 @@ if __name__ == "__main__":
     check(BACKEND_RELIES_ON)
     check(QUOTA_RELIES_ON)
     check(PROBE_RELIES_ON)
+    check(SERVING_KV_RELIES_ON)

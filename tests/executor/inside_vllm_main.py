@@ -170,7 +170,9 @@ if __name__ == "__main__":
     scenarios = (second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics, broken_file_system)
     said: dict[str, Any] = {
         "clashes": clashes(),
-        "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),
+        "broken": vllm_contract.broken(
+            (*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON, *vllm_contract.SERVING_KV_RELIES_ON)
+        ),
         "inert": asked(inert, answers.parent, named=False),
         **{scenario.__name__: asked(scenario, answers.parent) for scenario in scenarios},
     }
