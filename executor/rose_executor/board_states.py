@@ -82,7 +82,8 @@ class GuestState:
     """The guest's scheduler at its last step. An idle guest takes no steps, so its half of the board grows stale.
 
     `computed_steps` counts the finished ones of all `steps` that computed something. `quota_number` is the quota in
-    force, 0 where it shut its gate by itself; `kv_blocks_total` is what it has without any quota. `step_s` and
+    force, 0 where it shut its gate by itself; `kv_blocks_total` is what it has without any quota, and behind
+    `kv_blocks_resident` of these there is memory: all, where it gives none back. `step_s` and
     `step_tokens` are those of the last step that computed something, `busy_s` is the sum over all of them; on CPU the
     seconds are processor time, because waiting for the processor costs the serving engine nothing.
 
@@ -100,6 +101,7 @@ class GuestState:
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_resident: int = 0
     step_s: float = 0.0
     step_tokens: int = 0
     busy_s: float = 0.0

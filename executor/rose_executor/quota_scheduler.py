@@ -174,6 +174,7 @@ class _Quota(Keeping):
             running=running,
             waiting=waiting,
             kv_blocks_used=self._used_blocks(),
+            kv_blocks_resident=self.kv_backing.resident_blocks,
             step_s=meter.seconds,
             step_tokens=meter.tokens,
             busy_s=meter.busy_s,
