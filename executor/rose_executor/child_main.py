@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from rose.processes import die_with_parent, forked_children_die_with_parent
+from rose_executor.engine_env import MPS_DIRECTORY
 from rose_executor.guard import guarded
+from rose_executor.guest_groups import nothing_to_release
 
 
 def run_module(parent_pid: int, module: str, arguments: Sequence[str]) -> int:
@@ -62,5 +66,15 @@ class _Lossy(io.TextIOBase):
         return self._log.encoding
 
 
+def _release() -> Callable[[Collection[int]], None]:
+    """How this program leaves the device that it shares."""
+    directory = os.environ.get(MPS_DIRECTORY)
+    if directory is None:
+        return nothing_to_release
+    from rose_executor.mps_release import releasing
+
+    return releasing(Path(directory))
+
+
 if __name__ == "__main__":
-    raise SystemExit(run_module(guarded(int(sys.argv[1])), sys.argv[2], sys.argv[3:]))
+    raise SystemExit(run_module(guarded(int(sys.argv[1]), _release()), sys.argv[2], sys.argv[3:]))

@@ -28,6 +28,8 @@ BOARD = "ROSE_BOARD"
 SERVING_BOARD = "ROSE_SERVING_BOARD"
 SERVING_KV_SPARE = "ROSE_SERVING_KV_SPARE"
 UNPACKED_WEIGHTS = "ROSE_UNPACKED_WEIGHTS"
+MPS_DIRECTORY = "ROSE_MPS_DIRECTORY"
+"""For an engine's guards: the MPS daemon that it is to be released from before they end it."""
 
 # Dynamo would compile the log-prob kernels with g++ on the first token (12 s on two cores); more than one
 # OpenMP thread per engine spins at barriers as soon as the cores are shared.

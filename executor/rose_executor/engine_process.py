@@ -4,6 +4,8 @@ Invariants
 - Each start is a new incarnation with a new token page; the old page's reader stays readable.
 - `start` either returns with an engine that answers on both its sockets, or leaves no process behind.
 - When `wait_dead` has returned, no process of that incarnation runs any more.
+- A guest is started with what its host says, and released by it before it is killed; if that takes too long, or fails,
+  it is killed all the same.
 """
 
 from __future__ import annotations
@@ -12,33 +14,45 @@ import asyncio
 import contextlib
 import secrets
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import aiohttp
 
-from rose.errors import DeadlineExceeded, EngineError
+from rose.errors import ClusterError, DeadlineExceeded, EngineError
+from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.child_log import ChildLog
 from rose_executor.control_client import ControlClient
 from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import Child, Command, Launcher
+from rose_executor.partition_terms import GuestHost
 from rose_executor.token_page import PageReader
 
+log = logger("engine")
+
 _POLL_S = 0.02
+_RELEASE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 10.0
 # vLLM's words, logged by an API server that then ends with code 0, as if it had been asked to.
 _CORE_LOST = "engine core exited unexpectedly"
 
 
 class EngineProcess:
-    """Owns at most one live incarnation. `launcher` is a `WarmProcess` on CPU, a `SpawnLauncher` on GPU."""
+    """Owns at most one live incarnation. `launcher` is a `WarmProcess` on CPU, a `SpawnLauncher` on GPU.
 
-    def __init__(self, settings: EngineSettings, launcher: Launcher, waits: WaitBoard) -> None:
+    `host` is what keeps a guest below its serving engine; None for an engine that is nobody's guest.
+    """
+
+    def __init__(
+        self, settings: EngineSettings, launcher: Launcher, waits: WaitBoard, host: GuestHost | None = None
+    ) -> None:
         self.settings = settings
         self._launcher = launcher
         self._waits = waits
+        self._host = host
+        self._killing: asyncio.Task[None] | None = None
         self._child: Child | None = None
         self._log = ChildLog(settings.log_path)
         self._control: ControlClient | None = None
@@ -52,8 +66,8 @@ class EngineProcess:
         """Start an incarnation that serves `snapshot_dir` (default: the model folder) as weight `version`.
 
         `launched` is called as soon as there is a process of it. Raises ConfigError or ClusterError before anything
-        is started, LauncherDied if nothing can be started any more, EngineError with the last lines of the
-        log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
+        is started, LauncherDied if nothing can be started any more, EngineError if its host forbids it now, or with the
+        last lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
         """
         if self._child is not None and self._child.exit_code is None:
             raise EngineError(f"{self.settings.engine_id} is running already", to_do="stop it first")
@@ -71,11 +85,12 @@ class EngineProcess:
             unpacked_weights=self.settings.unpacked_weights,
             board=self.settings.board,
         )
+        hosted = {} if self._host is None else await self._hosted(self._host)
         self._child = await self._launcher.launch(
             Command(
                 module="rose_executor.engine_main",
                 arguments=tuple(self.settings.arguments(model_dir)),
-                env=env.variables(),
+                env={**env.variables(), **hosted},
                 cwd=self.settings.runtime_dir,
                 log_path=self.settings.log_path,
             )
@@ -157,9 +172,38 @@ class EngineProcess:
         await self._forget()
 
     def kill(self) -> None:
-        """SIGKILL the whole process group of the live incarnation, if there is one."""
-        if self.alive:
+        """SIGKILL the process group of the live incarnation, if there is one; a guest's as soon as it is released."""
+        if not self.alive:
+            return
+        if self._host is None:
             self._started().signal(signal.SIGKILL)
+        elif self._killing is None or self._killing.done():
+            self._killing = asyncio.create_task(self._kill_guest(self._host, self._started()), name="end of a guest")
+
+    async def _kill_guest(self, host: GuestHost, child: Child) -> None:
+        try:
+            await self._waits.within(
+                asyncio.to_thread(host.release, child.pid),
+                "release of a guest",
+                self.settings.engine_id,
+                _RELEASE_TIMEOUT_S,
+                boundary="engine",
+            )
+        except (ClusterError, DeadlineExceeded) as error:
+            log.error("the guest is killed without being released", why=str(error))
+        finally:
+            child.signal(signal.SIGKILL)
+            with contextlib.suppress(ClusterError):
+                # What is frozen may not even die.
+                host.thaw()
+
+    async def _hosted(self, host: GuestHost) -> Mapping[str, str | None]:
+        try:
+            return await asyncio.to_thread(host.guest_env)
+        except ClusterError as error:
+            # Another start, a little later, may find it mended: a device recovers, the serving engine comes back.
+            what = f"{self.settings.engine_id} may not be started now: {error.what}"
+            raise EngineError(what, expected=error.expected, to_do=error.to_do) from error
 
     async def _until_ready(self, child: Child, page_path: Path) -> None:
         death = asyncio.ensure_future(child.wait())

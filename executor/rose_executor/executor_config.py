@@ -14,6 +14,7 @@ from rose.config import AnyPath, EngineConfig, Seconds
 from rose.errors import ConfigError
 from rose.keys import Section
 from rose.slo import Slo
+from rose_executor.partition_terms import GuestLimits
 
 _ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$"
 _ENGINE = EngineConfig()
@@ -94,6 +95,26 @@ class MemoryConfig(Section):
     freeze_s: Seconds = Field(default=30.0, description="How long a cut guest does not grow, in seconds.")
 
 
+class PartitionConfig(Section):
+    """What the guest may have at most, of what serving leaves."""
+
+    guest_share: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=1,
+        description="Part of the GPU's threads (MPS), or of the guest's cores where there is no GPU; 1: no ceiling.",
+    )
+    guest_memory_gib: float = Field(
+        default=0.0, ge=0, le=1024, description="Memory of each GPU (MPS), in GiB; 0: no limit."
+    )
+
+    @property
+    def limits(self) -> GuestLimits:
+        """None where there is none."""
+        share = self.guest_share if self.guest_share < 1 else None
+        return GuestLimits(share, self.guest_memory_gib or None)
+
+
 class ExecutorConfig(Section):
     """A whole configuration."""
 
@@ -102,6 +123,7 @@ class ExecutorConfig(Section):
     serving: ServingConfig
     guest: GuestConfig
     memory: MemoryConfig = MemoryConfig()
+    partition: PartitionConfig = PartitionConfig()
 
     @model_validator(mode="after")
     def _agree(self) -> ExecutorConfig:

@@ -33,7 +33,7 @@ from rose_executor.kv_budget import FixedBlocks, KvBudget, KvShare
 from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
-from rose_executor.partitioner import Partitioner, pick_partitioner
+from rose_executor.partitioner import Partitioner, pick_for_guest
 from rose_executor.slack import SlackPolicy
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
@@ -66,7 +66,9 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
         open_log(run.output / "log.jsonl"),
         StatusBoard(run, waits) as status,
         contextlib.closing(PageShelf(section.state.absolute() / "pages", waits)) as shelf,
-        contextlib.closing(pick_partitioner(section.cores)) as partitioner,
+        contextlib.closing(
+            pick_for_guest(section.cores, config.partition.limits, config.serving.board.absolute())
+        ) as partitioner,
         contextlib.closing(_watch(config, partitioner)) as watch,
     ):
         program = _Program(config, token, waits, run, status, shelf, partitioner, watch)

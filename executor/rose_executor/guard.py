@@ -14,6 +14,7 @@ Invariants
 - Leader and watcher are subreapers: what leaves the program's group, or loses its parent, is still found below them.
 - A signal to the leader's group is the program's: the leader is deaf. Until it is, the signal ends it, and so all.
 - A leader is killed and a watcher woken even while they are stopped.
+- The watcher does what `release` is before it ends by force what is left of the program: the only one that can.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable, Collection
 from typing import NoReturn
+
+import psutil
 
 from rose.errors import ClusterError
 from rose.processes import become_subreaper, die_with_parent, end_descendants, wake_with_parent
@@ -31,9 +35,10 @@ from rose.processes import become_subreaper, die_with_parent, end_descendants, w
 _NEWS = (signal.SIGCHLD, signal.SIGCONT)
 
 
-def guarded(starter_pid: int) -> int:
+def guarded(starter_pid: int, release: Callable[[Collection[int]], None]) -> int:
     """Put both guards between this process's parent and its caller: returns in the program, with its parent's pid.
 
+    `release` is told the processes that the watcher is about to kill, and raises nothing; it must end by itself.
     This very process becomes the leader, so it must lead its session, and have one thread. Raises ClusterError if the
     kernel refuses, OSError if there can be no further process.
     """
@@ -41,7 +46,7 @@ def guarded(starter_pid: int) -> int:
     become_subreaper()
     leader = os.getpid()
     watcher = os.fork()
-    return _below_watcher(leader) if watcher == 0 else _lead(watcher)
+    return _below_watcher(leader, release) if watcher == 0 else _lead(watcher)
 
 
 def _lead(watcher: int) -> NoReturn:
@@ -50,7 +55,7 @@ def _lead(watcher: int) -> NoReturn:
     _end(os.waitstatus_to_exitcode(status))
 
 
-def _below_watcher(leader: int) -> int:
+def _below_watcher(leader: int, release: Callable[[Collection[int]], None]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NEWS)
     become_subreaper()
     wake_with_parent()
@@ -59,17 +64,19 @@ def _below_watcher(leader: int) -> int:
     if program == 0:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return watcher
-    return _watch(leader, program)
+    return _watch(leader, program, release)
 
 
-def _watch(leader: int, program: int) -> NoReturn:
+def _watch(leader: int, program: int, release: Callable[[Collection[int]], None]) -> NoReturn:
     os.setsid()
-    while os.getppid() == leader:
+    code: int | None = None
+    while code is None and os.getppid() == leader:
         code = _reaped(program)
-        if code is not None:
-            _end(code)
-        signal.sigwait(_NEWS)
-    _end(1)
+        if code is None:
+            signal.sigwait(_NEWS)
+    if left := [one.pid for one in psutil.Process().children(recursive=True)]:
+        release(left)
+    _end(1 if code is None else code)
 
 
 def _reaped(program: int) -> int | None:

@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,6 +22,7 @@ import psutil
 from rose.errors import ClusterError
 from rose.processes import session_of
 from rose_executor.partition_terms import Partition, Role
+from rose_executor.partition_watchdog import Watchdog
 
 _NICEST = 19
 _PASSES_MAX = 20
@@ -33,14 +34,17 @@ _LOWER_AGAIN_S = 0.12
 
 
 class ThreadPartitioner:
-    """`why` says what better way is missing here."""
+    """`why` says what better way is missing here; `mps_directory` is of the MPS daemon that guests are clients of."""
 
-    def __init__(self, cores: Collection[int], why: str) -> None:
+    def __init__(self, cores: Collection[int], why: str, mps_directory: Path | None = None) -> None:
         self._cores = checked_cores(cores)
         self._why = why
         self._guests: set[psutil.Process] = set()
+        self._watchdog = Watchdog(None, mps_directory)
 
     def place(self, pid: int, role: Role) -> None:
+        if role is Role.GUEST:
+            self._watchdog.guards(pid)
         place_threads(pid, lambda thread: self._place_thread(thread, role))
         if role is Role.GUEST:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -53,6 +57,20 @@ class ThreadPartitioner:
     def thaw(self) -> None:
         self._signal(signal.SIGCONT)
 
+    def set_share(self, share: float | None) -> None:
+        if share is not None:
+            raise ClusterError(
+                f"a guest cannot be held to a share of the cores here: {self._why}",
+                expected="control groups that this process may write",
+                to_do="take partition.guest_share away, run as root, or have a group delegated to you",
+            )
+
+    def guest_env(self) -> Mapping[str, str | None]:
+        return {}
+
+    def release(self, pid: int) -> None:
+        """A processor takes no harm from what is killed."""
+
     def describe(self) -> Partition:
         return Partition(
             name="none (idle scheduling class)",
@@ -64,7 +82,8 @@ class ThreadPartitioner:
         )
 
     def close(self) -> None:
-        """Nothing was made: what was placed ends with its processes."""
+        """No group was made: what was placed ends with its processes."""
+        self._watchdog.close()
 
     def _place_thread(self, thread: int, role: Role) -> None:
         if self._cores:

@@ -72,6 +72,9 @@ def executor(
       headroom = 0.2
       watermark = 0.5
       freeze_s = 30.0
+      [partition]
+      guest_share = 1.0       # of the GPU's threads (MPS), or of its cores; 1: no ceiling
+      guest_memory_gib = 0.0  # of each GPU (MPS); 0: no limit
 
     \b
     Examples:

@@ -12,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from rose.cli.terminal import console
+from rose.errors import ClusterError
 from rose.machine import Machine, look
+from rose_executor.partitioner import would_pick
 
 _GIB = 1 << 30
 CORES_MIN = 2
@@ -33,10 +35,24 @@ class Feature:
 def doctor_command(*, as_json: bool) -> None:
     """Print the machine and its features, for people or for programs."""
     machine = look()
+    guest = kept_by()
     if as_json:
-        typer.echo(json.dumps({**asdict(machine), "features": [asdict(one) for one in features(machine)]}, indent=2))
+        found = {**asdict(machine), "features": [asdict(one) for one in features(machine)], "guest": guest}
+        typer.echo(json.dumps(found, indent=2))
     else:
         console().print(render(machine))
+        console().print(
+            Text("\na guest beside a serving engine"), *(f"  {name}: {text}" for name, text in guest.items()), sep="\n"
+        )
+
+
+def kept_by() -> dict[str, str]:
+    """What keeps a guest below a serving engine here, in words; why there can be none, if there can be none."""
+    try:
+        partition = would_pick()
+    except ClusterError as error:
+        return {"impossible": str(error)}
+    return {"kept below it by": partition.name, "binds": partition.binds, "costs": partition.costs}
 
 
 def features(machine: Machine) -> list[Feature]:

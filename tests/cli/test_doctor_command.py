@@ -71,3 +71,5 @@ def test_for_people_and_for_programs(rose: Any) -> None:
     found = json.loads(rose("doctor", "--json").out)
     assert {"cores_usable", "cgroup", "packages", "features"} <= set(found)
     assert all(one["name"] in text for one in found["features"])
+    assert set(found["guest"]) == {"kept below it by", "binds", "costs"}
+    assert found["guest"]["kept below it by"] in text

@@ -68,6 +68,15 @@ class Floor:
     def close(self) -> None:
         pass
 
+    def set_share(self, share: float | None) -> None:
+        raise AssertionError("no share is changed here")
+
+    def guest_env(self) -> dict[str, str | None]:
+        return {}
+
+    def release(self, pid: int) -> None:
+        pass
+
 
 class Spawner:
     """Starts a program in place of an engine."""
@@ -172,7 +181,7 @@ def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folde
             await running
         (child,) = scene.spawner.children
         assert child.exit_code is not None
-        assert scene.floor.thawed == 1
+        assert scene.floor.thawed >= 1
 
     asyncio.run(check())
     parts = {part.name: (part.state, part.detail) for part in scene.status.page().parts}

@@ -47,6 +47,15 @@ class Brake:
     def close(self) -> None:
         pass
 
+    def set_share(self, share: float | None) -> None:
+        raise AssertionError("no share is changed here")
+
+    def guest_env(self) -> dict[str, str | None]:
+        return {}
+
+    def release(self, pid: int) -> None:
+        pass
+
 
 def watch(path: Path, brake: Brake | None = None) -> GuestWatch:
     return GuestWatch(path, GuestRules(POLICY, FixedBlocks(77)), brake or Brake())

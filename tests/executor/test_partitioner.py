@@ -17,11 +17,12 @@ import pytest
 
 from rose.cgroup import OwnGroups, own_groups
 from rose.errors import ClusterError
-from rose_executor import partition_groups
-from rose_executor.partition_groups import GroupPartitioner, sweep, v1_groups, v2_groups
+from rose_executor import guest_groups, partition_groups
+from rose_executor.guest_groups import sweep, v1_groups, v2_groups
+from rose_executor.partition_groups import GroupPartitioner
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
-from rose_executor.partitioner import Partitioner, pick_partitioner
+from rose_executor.partitioner import Partitioner, pick_partitioner, would_pick
 
 # A guest of two processes and two threads, which counts in a file how often it came round.
 _GUEST = """
@@ -219,11 +220,11 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     def make(folder: Path) -> None:
         folder.mkdir()
-        for name in ("cgroup.procs", "cgroup.freeze", "cpu.idle", "cpu.weight"):
+        for name in ("cgroup.procs", "cgroup.freeze", "cpu.idle", "cpu.weight", "cpu.max"):
             (folder / name).write_text("")
 
-    monkeypatch.setattr(partition_groups, "_make_group", make)
-    monkeypatch.setattr(partition_groups, "_remove_group", shutil.rmtree)
+    monkeypatch.setattr(guest_groups, "make_group", make)
+    monkeypatch.setattr(guest_groups, "remove_group", shutil.rmtree)
     return top
 
 
@@ -248,13 +249,13 @@ def test_v2_writes_what_the_kernels_documents_say(stand_in: Path, busy: Busy) ->
 def test_a_kernel_without_the_idle_class_gets_the_smallest_weight(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = partition_groups._make_group
+    make = guest_groups.make_group
 
     def older(folder: Path) -> None:
         make(folder)
         (folder / "cpu.idle").unlink()
 
-    monkeypatch.setattr(partition_groups, "_make_group", older)
+    monkeypatch.setattr(guest_groups, "make_group", older)
     groups = v2_groups(OwnGroups({}, stand_in))
     assert groups is not None
     described = GroupPartitioner(groups, []).describe()
@@ -266,7 +267,7 @@ def test_a_kernel_without_the_idle_class_gets_the_smallest_weight(
 def test_what_cannot_be_made_is_refused_and_leaves_nothing(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = v2_groups(OwnGroups({}, stand_in))
     assert groups is not None
-    monkeypatch.setattr(partition_groups, "_make_group", Path.mkdir)  # and no file appears
+    monkeypatch.setattr(guest_groups, "make_group", Path.mkdir)  # and no file appears
     with pytest.raises(ClusterError, match="no group can be made"):
         GroupPartitioner(groups, [])
     assert not list(stand_in.glob("rose-guest-*"))
@@ -310,3 +311,115 @@ def test_a_guest_that_is_gone_is_frozen_in_vain(busy: Busy) -> None:
     busy.end()
     partitioner.freeze()
     partitioner.thaw()
+
+
+def spinning(cores: set[int]) -> subprocess.Popen[bytes]:
+    code = f"import os; os.sched_setaffinity(0, {cores})\nwhile True: pass"
+    return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+
+
+def test_a_share_holds_a_running_guest_and_may_be_changed_and_taken_away() -> None:
+    """On a core that nobody else wants: a weight alone would give the guest all of it."""
+    partitioner = kernel_partitioner()
+    guest = spinning({CORE})
+    group = partitioner._groups.cpu / partitioner._name
+
+    def throttled() -> int:
+        stats = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
+        return int(stats["nr_throttled"])
+
+    def used_s() -> float:
+        return sum(psutil.Process(guest.pid).cpu_times()[:2])
+
+    try:
+        partitioner.place(guest.pid, Role.GUEST)
+        assert throttled() == 0
+        partitioner.set_share(0.25)
+        assert "at most 25% of 1 cores in each 10 ms" in partitioner.describe().binds
+        before_s, began_s = used_s(), time.monotonic()
+        time.sleep(0.5)
+        assert used_s() - before_s <= 0.25 * (time.monotonic() - began_s) + 0.05
+        partitioner.set_share(0.001)  # one millisecond a second, which even a busy core gives it
+        settled = throttled()
+        until(lambda: throttled() > settled, timeout_s=120.0)
+        partitioner.set_share(None)
+        assert "at most" not in partitioner.describe().binds
+        before_s = used_s()
+        until(lambda: used_s() > before_s + 0.05, timeout_s=120.0)
+    finally:
+        guest.kill()
+        guest.wait()
+        partitioner.close()
+
+
+def test_a_share_is_there_from_the_start_and_one_that_cannot_be_kept_leaves_nothing() -> None:
+    kernel_partitioner().close()
+    partitioner = pick_partitioner([CORE], share=0.5)
+    assert isinstance(partitioner, GroupPartitioner)
+    assert "50%" in partitioner.describe().binds
+    folders = [parent / partitioner._name for parent in partitioner._groups.parents]
+    partitioner.close()
+    before = {folder for parent in partitioner._groups.parents for folder in parent.glob("rose-guest-*")}
+    with pytest.raises(ClusterError, match=r"no kernel holds a group to 0\.0001 cores"):
+        GroupPartitioner(partitioner._groups, [CORE], share=0.0001)
+    assert before == {folder for parent in partitioner._groups.parents for folder in parent.glob("rose-guest-*")}
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_without_groups_a_share_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="cannot be held to a share of the cores here: no control group") as refused:
+        pick_partitioner(root=tmp_path, share=0.5)
+    assert "partition.guest_share" in refused.value.to_do
+    threads_only().set_share(None)
+
+
+def test_a_share_in_v2_is_one_line_and_short_periods_are_the_rule(stand_in: Path) -> None:
+    groups = v2_groups(OwnGroups({}, stand_in))
+    assert groups is not None
+    partitioner = GroupPartitioner(groups, [CORE], share=0.5)
+    (limit,) = stand_in.glob("rose-guest-*/cpu.max")
+    assert limit.read_text() == "5000 10000"
+    partitioner.set_share(0.01)
+    assert limit.read_text().startswith("1000 100000")
+    limit.write_text("")
+    partitioner.set_share(None)
+    assert limit.read_text() == "max 10000"
+    partitioner.close()
+
+
+def test_a_kernel_without_quotas_says_so(stand_in: Path) -> None:
+    groups = v2_groups(OwnGroups({}, stand_in))
+    assert groups is not None
+    partitioner = GroupPartitioner(groups, [CORE])
+    next(stand_in.glob("rose-guest-*/cpu.max")).unlink()
+    with pytest.raises(ClusterError, match=r"cannot be held to 0\.5 cores") as refused:
+        partitioner.set_share(0.5)
+    assert "kernel with group quotas" in refused.value.expected
+    assert "at most" not in partitioner.describe().binds
+
+
+def test_v1_lifts_the_limit_while_the_period_changes(tmp_path: Path) -> None:
+    groups = v1_groups(OwnGroups({"cpu": tmp_path}, None))
+    assert groups is not None
+    assert groups.quota(1.5) == (
+        ("cpu.cfs_quota_us", "-1"),
+        ("cpu.cfs_period_us", "10000"),
+        ("cpu.cfs_quota_us", "15000"),
+    )
+    assert groups.quota(None) == (("cpu.cfs_quota_us", "-1"), ("cpu.cfs_period_us", "10000"))
+
+
+def test_looking_ends_no_orphan(busy: Busy) -> None:
+    crashed = kernel_partitioner()
+    crashed.place(busy.pid, Role.GUEST)
+    crashed._watchdog.close()
+    for lock in crashed._locks:
+        os.close(lock)
+    crashed._locks = []
+    try:
+        assert would_pick().name == crashed.describe().name
+        assert all(psutil.pid_exists(pid) for pid in busy.pids())
+        assert crashed._name in Path(f"/proc/{busy.pid}/cgroup").read_text()
+    finally:
+        busy.end()
+        sweep(crashed._groups)
