@@ -149,6 +149,7 @@ class ExecutorMetrics:
         self.moved = counter("moved", "Requests that were given back with their tokens, to go on elsewhere.")
         self.step_margin = gauge("step_margin", "What expected costs of the guest's steps are multiplied by.")
         self.kv_budget_bytes = gauge("kv_budget_bytes", "Memory that the guest's keys and values may take in the pool.")
+        self.kv_held_bytes = gauge("kv_held_bytes", "Memory behind the guest's keys and values, as it last said.")
         self.kv_frozen = gauge("kv_frozen", "Whether that may not grow because of a cut.")
         self.kv_cuts = counter("kv_cuts", "Times that serving's use cut it.")
         self.kv_turns = counter("kv_turns", "Times that it grew after a cut, or was cut after it had grown.")

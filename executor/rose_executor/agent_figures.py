@@ -114,11 +114,13 @@ class AgentFigures:
             self._status.part("memory", "fixed split", "the guest may use its whole cache, whatever serving needs")
             return
         self._metrics.kv_budget_bytes.set(memory.budget_bytes)
+        self._metrics.kv_held_bytes.set(memory.held_bytes)
         self._metrics.kv_frozen.set(memory.frozen)
         self._metrics.kv_cuts.inc(self._cuts.by(memory.cuts))
         self._metrics.kv_turns.inc(self._turns.by(memory.turns))
         state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
-        self._status.part("memory", state, f"{mib} MiB are the guest's, after {memory.cuts} cuts")
+        held_mib = memory.held_bytes // 2**20
+        self._status.part("memory", state, f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far")
 
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()

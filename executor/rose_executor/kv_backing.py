@@ -59,8 +59,8 @@ class KvBacking(Protocol):
         ...
 
     @property
-    def resident_bytes(self) -> int:
-        """What stands behind the pool's blocks now, at most."""
+    def resident_blocks(self) -> int:
+        """How many blocks there is memory behind, at most: all of them where nothing goes back."""
         ...
 
     def free_blocks(self) -> int:

@@ -23,9 +23,13 @@ from rose_executor.kv_policy import KvPolicy, ServingUses, StepBoundary, in_bloc
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
-    """What has become of the budget since the executor started; `turns` are its oscillations."""
+    """What has become of the budget since the executor started; `turns` are its oscillations.
+
+    `held_bytes` is what the guest last said that it holds: one that gives no memory back holds its whole cache.
+    """
 
     budget_bytes: int
+    held_bytes: int
     frozen: bool
     cuts: int
     grows: int
@@ -81,14 +85,14 @@ class KvBudget:
     def __init__(self, policy: KvPolicy) -> None:
         self.presence = Presence.ACTIVE
         self._policy = policy
-        self._guest_blocks = 0
+        self._guest_blocks = self._held_blocks = 0
 
     def blocks(
         self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
     ) -> int:
         self._policy.step(ServingUses(self._held(serving, serving_kv)), now)
         if guest is not None:
-            self._guest_blocks = guest.kv_blocks_total
+            self._guest_blocks, self._held_blocks = guest.kv_blocks_total, guest.kv_blocks_resident
         if self.presence is not Presence.ACTIVE:
             return 0
         return in_blocks(self._policy.budget_bytes, self._policy.pool.guest_bytes, self._guest_blocks)
@@ -98,8 +102,9 @@ class KvBudget:
 
     def figures(self, now: float) -> MemoryFigures:
         policy = self._policy
+        held_bytes = in_bytes(self._held_blocks, self._guest_blocks, policy.pool.guest_bytes)
         return MemoryFigures(
-            policy.budget_bytes, policy.frozen(now), policy.cuts, policy.grows, policy.freezes, policy.turns
+            policy.budget_bytes, held_bytes, policy.frozen(now), policy.cuts, policy.grows, policy.freezes, policy.turns
         )
 
     def _held(self, serving: ServingState | None, serving_kv: ServingKv | None) -> int | None:

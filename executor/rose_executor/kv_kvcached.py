@@ -79,8 +79,8 @@ class KvcachedPages:
         return not self.off and self._mapped_bytes > self._page_bytes
 
     @property
-    def resident_bytes(self) -> int:
-        return self._mapped_bytes
+    def resident_blocks(self) -> int:
+        return self._total if self.off else min(self._total, -(-self._mapped_bytes // self.block_bytes))
 
     def free_blocks(self) -> int:
         """Blocks that nobody uses, whether there is memory for them now or not."""

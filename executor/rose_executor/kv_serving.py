@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.interface import PauseState
-from vllm.v1.engine.core import EngineCore
+from vllm.v1.engine.core import EngineCoreProc
 
 from rose.errors import ClusterError, EngineError
 from rose_executor import vllm_contract, vllm_reliances
@@ -37,19 +37,22 @@ _log = logging.getLogger("vllm.rose")
 
 
 def install(spare: float) -> None:
-    """Have each engine core that this process makes follow its use; called before it is made."""
-    original = EngineCore.__init__
+    """Have the engine core of this process follow its use.
+
+    It is hooked where it begins its loop: a core that is spawned loads its plugins in the middle of being made.
+    """
+    original: Callable[[Any], None] = EngineCoreProc.run_busy_loop
 
     @wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
+    def looped(self: Any) -> None:
         try:
-            vllm_contract.check(vllm_reliances.QUOTA)
+            vllm_contract.check(vllm_reliances.SERVING_KV)
             ServingKvKeeper(self, spare, serving_board()).hook()
         except Exception as error:  # noqa: BLE001 - serving first: nothing of ours may break it
             _log.warning("ROSE leaves the KV cache of this engine resident, serving goes on: %s", error)
+        original(self)
 
-    EngineCore.__init__ = made
+    EngineCoreProc.run_busy_loop = looped
 
 
 class ServingKvKeeper:

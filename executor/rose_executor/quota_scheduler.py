@@ -201,6 +201,7 @@ class _Quota(Keeping):
             running=running,
             waiting=waiting,
             kv_blocks_used=self._used_blocks(),
+            kv_blocks_resident=self.kv_backing.resident_blocks,
             step_s=meter.seconds,
             step_tokens=meter.shape.tokens,
             step_seqs=meter.shape.seqs,

@@ -6,7 +6,7 @@ The four parts are fitted to relative errors (`tracking_fit`), begin with what a
 what is seen. The margin is that of `step_drift`. Where only few steps were seen:
 
 - A step larger than any seen costs in proportion: `f` times what the `f`-th part of it would cost.
-- A step smaller than any seen costs as much as one that was seen.
+- A step smaller than any seen costs as much as one that was seen, in what has not varied by `_VARIED` yet.
 - What could as well be due to tokens as to sequences or context is put down to tokens.
 
 Invariants
@@ -46,6 +46,9 @@ _CONTEXT_FREE_TOKENS = 256
 _UNKNOWN = (100.0, 100.0, 1.0, 1.0)
 """Variance of each part before the first step, in units of what that would be if the part made up all of it."""
 
+_VARIED = 2
+"""What steps had once, and that many times as much in others, is trusted to cost less where there is less of it."""
+
 Amounts = tuple[int, int, int]
 
 
@@ -79,6 +82,7 @@ class StepProfile:
             self.steps, self._spread = state.steps, state.spread
             self._fit = TrackingFit(state.parts, state.covariance)
             self._least, self._most = state.least, state.most
+        self._least_trusted = _trusted(self._least, self._most)
 
     @property
     def margin(self) -> float:
@@ -109,13 +113,14 @@ class StepProfile:
             return
         if self._fit is None:
             self._fit = _first_fit(amounts, seconds)
-            self._least = self._most = amounts
+            self._least = self._most = self._least_trusted = amounts
             expected = seconds
         else:
             expected = self._line(amounts)
             self._drift.saw(seconds / max(self._cost(*amounts), seconds * 1e-9), now_s)
             self._least = _both(min, self._least, amounts)
             self._most = _both(max, self._most, amounts)
+            self._least_trusted = _trusted(self._least, self._most)
             self._learn(self._fit, amounts, expected, seconds)
         self.steps += 1
 
@@ -146,7 +151,8 @@ class StepProfile:
         """Without the margin."""
         if self._fit is None:
             return 0.0
-        (least_tokens, least_seqs, least_context), (most_tokens, most_seqs, most_context) = self._least, self._most
+        most_tokens, most_seqs, most_context = self._most
+        least_tokens, least_seqs, least_context = self._least_trusted
         contexts = (context_tokens + _CONTEXT_FREE_TOKENS) / (most_context + _CONTEXT_FREE_TOKENS)
         times = max(1.0, tokens / most_tokens, seqs / most_seqs, contexts)
         fixed, per_token, per_seq, per_context = self._fit.parts
@@ -198,6 +204,12 @@ def _first_fit(amounts: Amounts, seconds: float) -> TrackingFit:
     row = (1 / seconds, *(amount / seconds for amount in amounts))
     fit.learn(row, 1.0, 1.0)
     return fit
+
+
+def _trusted(least: Amounts, most: Amounts) -> Amounts:
+    """The least of each amount that a step counts for: none where it has varied."""
+    tokens, seqs, context = (low if high < _VARIED * low else 0 for low, high in zip(least, most, strict=True))
+    return tokens, seqs, context
 
 
 def _both(pick: Callable[[int, int], int], seen: Amounts, now: Amounts) -> Amounts:

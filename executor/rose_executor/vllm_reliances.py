@@ -1,8 +1,9 @@
 """The names inside vLLM that ROSE uses and vLLM does not promise, each by the part of ROSE that needs it.
 
 `ENGINE` is for every engine, `SERVER` for its API server, `QUOTA` for a guest, `PROBE` for a serving engine that is
-probed, `TRACING` for the trace of a layout, `BACKEND` for the weight transfer backend. All of that holds on every vLLM
-in `SUPPORTED`, once `vllm_030` has added what the older one lacks; `OLDER` is what that itself relies on there.
+probed, `SERVING_KV` for one that gives memory back, `TRACING` for the trace of a layout, `BACKEND` for the weight
+transfer backend. All of that holds on every vLLM in `SUPPORTED`, once `vllm_030` has added what the older one lacks;
+`OLDER` is what that itself relies on there.
 
 Whoever uses one more such name adds it here: `tests/executor/test_vllm_contract.py` has a test for each, on each vLLM.
 """
@@ -165,6 +166,29 @@ QUOTA: tuple[Reliance, ...] = (
     *_in("vllm.config", "VllmConfig.parallel_config", "ParallelConfig.distributed_executor_backend"),
 )
 
+SERVING_KV: tuple[Reliance, ...] = (
+    *_in(
+        "vllm.v1.core.block_pool",
+        "BlockPool.get_num_free_blocks",
+        "BlockPool.get_new_blocks(num_blocks)",
+        "BlockPool.free_blocks(ordered_blocks)",
+    ),
+    *_in(
+        _SCHEDULER,
+        "Scheduler.schedule",
+        "Scheduler.update_from_output(scheduler_output)",
+        "Scheduler.has_requests",
+        "Scheduler.pause_state",
+    ),
+    *_in("vllm.v1.core.sched.interface", "PauseState.UNPAUSED"),
+    *_in(
+        "vllm.v1.engine.core",
+        "EngineCore.collective_rpc(method, args)",
+        "EngineCoreProc.run_busy_loop",
+        "EngineCoreProc.is_running",
+    ),
+)
+
 PROBE: tuple[Reliance, ...] = (
     *_in(
         "vllm.v1.metrics.loggers",
@@ -301,5 +325,7 @@ OLDER: tuple[Reliance, ...] = (
     ),
 )
 
-EVERYWHERE: tuple[Reliance, ...] = tuple(dict.fromkeys((*ENGINE, *SERVER, *QUOTA, *PROBE, *TRACING, *BACKEND)))
+EVERYWHERE: tuple[Reliance, ...] = tuple(
+    dict.fromkeys((*ENGINE, *SERVER, *QUOTA, *PROBE, *SERVING_KV, *TRACING, *BACKEND))
+)
 """Each once; `OLDER` is another matter."""

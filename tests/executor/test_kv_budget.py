@@ -8,7 +8,7 @@ from rose_executor.kv_budget import FixedBlocks, KvBudget, MemoryFigures
 from rose_executor.kv_policy import KvPolicy, KvPool
 
 POOL = KvPool(pool_bytes=1000, serving_bytes=1000, guest_bytes=800)
-GUEST = GuestState(kv_blocks_total=40)
+GUEST = GuestState(kv_blocks_total=40, kv_blocks_resident=30)
 """Of 20 bytes each."""
 KV = ServingKv(total_bytes=1000)
 """It gives memory back, and says that it holds none yet."""
@@ -59,7 +59,7 @@ def test_a_burst_cuts_and_the_end_of_a_step_plans_anew() -> None:
     budget = KvBudget(KvPolicy(POOL))
     budget.blocks(serving(30), KV, GUEST, 1.0)
     assert budget.blocks(serving(50), KV, GUEST, 2.0) == 12
-    assert budget.figures(3.0) == MemoryFigures(250, True, cuts=1, grows=1, freezes=1, turns=1)
+    assert budget.figures(3.0) == MemoryFigures(250, 600, True, cuts=1, grows=1, freezes=1, turns=1)
     budget.step_ended(4.0)
     assert budget.blocks(serving(30), KV, GUEST, 4.1) == 15
 

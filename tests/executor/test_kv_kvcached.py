@@ -58,7 +58,7 @@ def test_a_limit_below_what_is_used_takes_effect_as_soon_as_requests_are_set_bac
     guest.pool.free_blocks(held[8:])
     guest.pages.keep_within(8)
     assert guest.mapped_pages() == 2
-    assert guest.pages.resident_bytes == 2 * guest.bundle_bytes
+    assert guest.pages.resident_blocks == 2 * PER_PAGE
 
 
 def test_prefixes_that_nobody_uses_do_not_stand_in_the_way() -> None:
@@ -136,6 +136,7 @@ def test_an_answer_that_is_no_limit_makes_the_split_a_fixed_one_by_name() -> Non
     guest.pages.keep_within(8)
     assert "no_registered_kv_cache_pool" in guest.pages.off
     assert guest.pages.describe().name == "fixed split"
+    assert guest.pages.resident_blocks == BLOCKS - 1
     asked = len(guest.control.asked)
     guest.pages.keep_within(4)
     assert (len(guest.control.asked), guest.pages.settled(4), guest.pages.holds) == (asked, True, False)

@@ -159,6 +159,12 @@ def test_with_one_size_seen_larger_steps_cost_in_proportion_and_smaller_ones_the
     assert profile.tokens_within(0.009, 512) == 0
 
 
+def test_once_sizes_have_varied_smaller_steps_than_any_seen_cost_less() -> None:
+    profile = one_size(*[(10, 0.011), (40, 0.041)] * 30)
+    assert profile.seconds(StepShape(5)) == pytest.approx(0.006, rel=0.1)
+    assert profile.tokens_within(0.0109, 512) == 9
+
+
 def test_more_sequences_or_context_than_seen_cost_in_proportion_too() -> None:
     profile = StepProfile()
     for _ in range(20):
