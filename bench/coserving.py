@@ -105,7 +105,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def left_out(arguments: Namespace) -> dict[str, str]:
     names = {phase.name for phase in chosen(arguments.only)}
-    left = {}
+    left: dict[str, str] = {}
     if ALONE.name not in names:
         left |= {f"{what}_p99_ratio": "--only leaves out alone" for what in ("ttft", "tpot")}
     if NAIVE.name not in names:

@@ -1,4 +1,4 @@
-"""The pictures of `coserving`: one for each figure that has a target, all phases beside one another, every round a dot."""
+"""The pictures of `coserving`: one for each figure that has a target, all phases in it, every round a dot."""
 
 from __future__ import annotations
 
@@ -46,14 +46,8 @@ def _draw(runs: Sequence[Run], figure: str, title: str, target: float | None, le
         axes.plot([place] * len(values), values, "o", color="#1f3b5c", markersize=3, zorder=2)
     if target is not None:
         axes.axhline(target, color="#b3261e", linewidth=1, zorder=3)
-        axes.annotate(
-            f"target {'≤' if less else '≥'} {target:g}",
-            (len(named) - 0.45, target),
-            color="#b3261e",
-            ha="right",
-            va="bottom",
-            fontsize=8,
-        )
+        bound = f"target {'≤' if less else '≥'} {target:g}"
+        axes.annotate(bound, (len(named) - 0.45, target), color="#b3261e", ha="right", va="bottom", fontsize=8)
     axes.set_xticks(list(at), [name.replace("_", " ") for name in named])
     axes.set_title(f"{title} (bars: medians of {len(runs)} rounds)", fontsize=10)
     axes.set_ylim(bottom=0)

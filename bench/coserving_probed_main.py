@@ -1,4 +1,4 @@
-"""The serving engine of `coserving`: plain vLLM with the product's probe, and a stop-watch around the probe's methods."""
+"""The serving engine of `coserving`: plain vLLM with the product's probe, and a stop-watch around that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of `coserving`: every phase once, in an order drawn for the round, each under the same part of the trace."""
+"""One round of `coserving`: every phase once, in an order drawn for it, all under the same part of the trace."""
 
 from __future__ import annotations
 

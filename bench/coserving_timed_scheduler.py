@@ -12,7 +12,7 @@ from typing import Any
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.coserving_costs import STEP_COSTS, CostsFile
-from rose_executor.quota_scheduler import QuotaScheduler
+from rose_executor.quota_scheduler import QuotaKeeping
 
 
 class _Theirs:
@@ -35,7 +35,7 @@ class _Theirs:
             self.theirs_s += time.thread_time() - began_s
 
 
-class TimedQuotaScheduler(QuotaScheduler.__mro__[1], _Theirs, Scheduler):  # type: ignore[misc]
+class TimedQuotaScheduler(QuotaKeeping, _Theirs, Scheduler):  # type: ignore[misc]
     """Counts steps that compute something, each from planning to its outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
