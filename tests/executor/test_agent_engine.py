@@ -271,7 +271,8 @@ async def figures_are_shown(here: Executor) -> None:
     assert here.sample("weight_version") == 1
     assert here.sample("fetched_bytes_total") > 0
     assert here.sample("pause_seconds_count") == 2
-    assert 0 < here.sample("gate_open_ratio") <= 1
+    # A guest that has just been seen again has no share of a second yet.
+    await until(lambda: 0 < here.sample("gate_open_ratio") <= 1)
     assert here.sample("slo_seconds", what="tpot") == 0.06
     assert here.part("follower") == ("following", "version 1")
     assert here.part("serving")[0] == "idle"
