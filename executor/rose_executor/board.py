@@ -33,7 +33,7 @@ from rose_executor.board_states import GuestState, Quota, Reading, ServingState
 S = TypeVar("S", ServingState, Quota, GuestState)
 
 MAGIC = b"ROSEBORD"
-LAYOUT = 3
+LAYOUT = 4
 BOARD_BYTES = 2048
 
 _HEADER = struct.Struct("<8sQ16s")

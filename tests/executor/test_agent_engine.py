@@ -120,7 +120,8 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
             board=board,
             page_dir=shelf.folder,
         )
-        figures = AgentFigures(metrics, status, waits, SLO)
+        tier_of = partial(tier_now, partition=partitioner.describe(), memory=FIXED_SPLIT)
+        figures = AgentFigures(metrics, status, waits, SLO, tier_of)
         agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked)
         server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)

@@ -81,7 +81,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         '  join.scheduler = "nowhere": allowed is text that matches'
         " `^(\\[[0-9A-Fa-f:.]+\\]|[^\\s:\\[\\]]+):[0-9]{1,5}$`",
         "  serving.ttft_ms = 0: allowed is a number above 0 to 3600000",
-        "  serving.tftp: unknown key; allowed are board, ttft_ms, tpot_ms; mend them;"
+        "  serving.tftp: unknown key; allowed are board, metrics, ttft_ms, tpot_ms; mend them;"
         " `rose executor --help` shows every key",
     ]
 
