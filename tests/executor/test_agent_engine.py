@@ -43,6 +43,7 @@ from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.slack import SlackPolicy
+from rose_executor.tiers import FIXED_SPLIT, tier_now
 from rose_executor.token_route import TokenRoute, open_session
 from rose_transfer.transport.tcp import TcpClient
 
