@@ -24,8 +24,8 @@ class ServingState:
     `first_token_s` what a request needs of the engine for its first token once it is its turn. `busy_s` is how long it
     computed in all; a step after a pause, whose beginning nobody saw, counts as long as the one before.
 
-    `looked_at_s` is 0 where the engine itself tells of each step. Otherwise somebody looked at it from outside then, and
-    whatever it has done since is unseen.
+    `looked_at_s` is 0 where the engine itself tells of each step. Otherwise somebody looked at it from outside then,
+    and whatever it has done since is unseen.
     """
 
     steps: int = 0

@@ -19,12 +19,15 @@ from pathlib import Path
 
 import aiohttp
 
-from rose.errors import ClusterError, EngineError, RoseError
+from rose.errors import EngineError, RoseError
+from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
 from rose_executor.board_states import ServingState
 from rose_executor.observed_serving import ObservedServing
 from rose_executor.serving_page import read_page
+
+log = logger("observer")
 
 EVERY_S = 0.4
 """From the end of one look to the next: of the API server's processor a look then takes less than one hundredth."""
@@ -37,7 +40,7 @@ class ServingObserver:
     """`run` it. `trouble` is what the last look failed at, "" if at nothing."""
 
     def __init__(self, url: str, board: Path, waits: WaitBoard) -> None:
-        self.trouble = "nobody has looked yet"
+        self.trouble = ""
         self._url = url
         self._board = board
         self._waits = waits
@@ -63,11 +66,13 @@ class ServingObserver:
             page = read_page(await self._page(http))
             if page is None:
                 raise EngineError(f"{self._url} does not say how many requests vLLM runs", to_do=_TO_DO)
+            if time.monotonic() - asked_at_s > SERVING.stale_after_s:
+                raise EngineError("this process stood still: the page is too old to be believed")
             writer.write(self._serving.saw(page, asked_at_s))
-            self.trouble = ""
         except (RoseError, aiohttp.ClientError, OSError) as error:
-            self.trouble = str(error) or type(error).__name__
-            self._give_up()
+            self._failed(str(error) or type(error).__name__)
+        else:
+            self.trouble = ""
 
     async def _page(self, http: aiohttp.ClientSession) -> bytes:
         return await self._waits.within(
@@ -88,14 +93,20 @@ class ServingObserver:
             return bytes(page)
 
     async def _beat_until(self, end_s: float) -> None:
+        # In this order: a process that stood still renews nothing when it goes on.
         while (left_s := end_s - time.monotonic()) > 0:
-            await asyncio.sleep(min(HEARTBEAT_S, left_s))
             if self._writer is not None:
                 try:
                     self._writer.write(self._serving.state)
                 except OSError as error:
-                    self.trouble = str(error)
-                    self._give_up()
+                    self._failed(str(error))
+            await asyncio.sleep(min(HEARTBEAT_S, left_s))
+
+    def _failed(self, why: str) -> None:
+        if not self.trouble:
+            log.warning("the serving engine's page is not read", why=why)
+        self.trouble = why
+        self._give_up()
 
     def _half(self) -> HalfWriter[ServingState]:
         """Raises ClusterError where somebody else has it, or there is no whole board."""

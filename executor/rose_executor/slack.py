@@ -10,9 +10,9 @@ its steps, and its step may cost `SPEND` of that, no more.
     requests are decoding       tpot_s, less the next step, less what the guest has computed since the last one
                                 or, where that is longer, less the time since the last one
     requests are unanswered     ttft_s, less the longest wait so far and what a first token takes
-    looked at from outside      besides, at work or idle: tpot_s, less a step, less what the guest has computed since the
-                                look. So all that it computes between two looks, whatever comes in unseen meanwhile,
-                                makes no token later than one may be
+    looked at from outside      besides, at work or idle: tpot_s, less the next step, less what the guest has computed
+                                since the look. So whatever comes in unseen between two looks, all that the guest
+                                computes meanwhile is less than one token may be late by
 
 Source: arXiv 2605.06534 (ROSE), slack per request and tick, S = (t_last + B) - now - T. All requests that decode get
 a token in each step, so that the last step's end is the t_last of them all; of the others the oldest has the least.

@@ -54,8 +54,8 @@ def test_the_names_of_a_dashboard() -> None:
 
 
 EXECUTOR_NAMES = """
-compute_ratio kv_used_ratio gate_open_ratio requests tier slots_open slo_seconds weight_version guest_tokens guest_restarts
-preemptions starvations fetched_bytes pause_seconds
+compute_ratio kv_used_ratio gate_open_ratio requests tier slots_open slo_seconds weight_version guest_tokens
+guest_restarts preemptions starvations fetched_bytes pause_seconds
 """
 
 
