@@ -74,6 +74,14 @@ def test_whatever_goes_wrong_in_it_switches_it_off(answers: dict[str, Any]) -> N
     assert answers["broken_file_system"] == ["[Errno 28] No space left on device", None]
 
 
+def test_a_board_on_a_slow_file_system_is_left_to_itself(answers: dict[str, Any]) -> None:
+    """Each write takes a tenth of a step there; where it is one in twenty-five the probe stays."""
+    why, steps = answers["slow_file_system"]
+    assert why == "its calls took 10% of the time of the engine's steps, allowed is at most 5%"
+    assert steps <= 2 * 2.0 / 0.01 + 10
+    assert answers["quick_file_system"] == ["", 2000]
+
+
 @pytest.fixture(scope="module")
 def serving(rig: Any) -> Iterator[ServingServer]:
     path = rig.folder / "serving-board"
