@@ -189,6 +189,7 @@ def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folde
     asyncio.run(check())
     parts = {part.name: (part.state, part.detail) for part in scene.status.page().parts}
     assert parts["serving"] == ("unknown", "the serving half was never written")
+    assert parts["tier"] == ("unseen", "the serving engine cannot be seen, so the guest computes nothing")
     assert parts["scheduler"] == ("no answer", "away")
 
 

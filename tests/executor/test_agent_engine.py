@@ -206,6 +206,11 @@ async def figures_are_shown(here: Executor) -> None:
     assert here.sample("slo_seconds", what="tpot") == 0.06
     assert here.part("follower") == ("following", "version 1")
     assert here.part("serving")[0] == "idle"
+    tier, words = here.part("tier")
+    assert tier == "board"
+    assert "reaction is one step coarser" in words
+    assert "partition none (idle scheduling class): no control groups" in words
+    assert [here.sample("tier", tier=name) for name in ("unseen", "observe", "board", "full")] == [0, 0, 1, 0]
     assert here.part("scheduler") == ("reached", "")
 
 
@@ -214,6 +219,7 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
     here.serving.silent = True
     await until(lambda: not run.engines)
     await until(lambda: here.part("guest")[0] == "held back")
+    await until(lambda: here.sample("tier", tier="unseen") == 1)
     assert "the serving engine cannot be seen: the serving half is" in here.part("guest")[1]
     assert here.sample("compute_ratio", who="serving") is None
     here.serving.silent = False

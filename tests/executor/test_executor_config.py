@@ -139,3 +139,16 @@ def test_ports_are_apart(tmp_path: Path) -> None:
     file, join = files(tmp_path, FILE + "port = 7000\n")
     with pytest.raises(ConfigError, match=r"guest.port = 7000: allowed is any port but executor.metrics_port"):
         load_executor_config(file, join, {"metrics_port": 7000})
+
+
+@pytest.mark.parametrize("page", ["https://host/metrics", "host:8000/metrics", "http://user@host/metrics", "http://"])
+def test_a_page_that_cannot_be_scraped_is_refused(tmp_path: Path, page: str) -> None:
+    file, join = files(tmp_path, FILE.replace("ttft_ms = 500", f'ttft_ms = 500\nmetrics = "{page}"'))
+    with pytest.raises(ConfigError, match=r"serving\.metrics = "):
+        load_executor_config(file, join, {})
+
+
+@pytest.mark.parametrize("page", ["http://127.0.0.1:8000/metrics", "http://[::1]:8000/metrics", ""])
+def test_the_page_of_a_stock_serving_engine_may_be_named(tmp_path: Path, page: str) -> None:
+    file, join = files(tmp_path, FILE.replace("ttft_ms = 500", f'ttft_ms = 500\nmetrics = "{page}"'))
+    assert load_executor_config(file, join, {}).serving.metrics == page
