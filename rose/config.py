@@ -41,6 +41,11 @@ def _openable(path: Path) -> Path:
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 AnyPath = Annotated[Path, Field(strict=False), AfterValidator(_openable)]
+CERTIFICATES: str = Field(
+    default="",
+    pattern=r"^[^\x00]{0,4095}$",
+    description="Folder with ca.crt, tls.crt and tls.key, for TLS both ways beside the token; empty: the token alone.",
+)
 Param = bool | int | float | str
 
 
@@ -53,6 +58,7 @@ class RunConfig(Section):
     metrics_port: int = Field(
         default=0, ge=0, le=65_535, description="Loopback port of the run's own metrics; 0 takes any free one."
     )
+    certificates: str = CERTIFICATES
 
 
 class ModelConfig(Section):
@@ -277,7 +283,8 @@ def load_job(path: Path, *, out: Path | None = None) -> Job:
         raise ConfigError(what, to_do="mend the file; `rose job-file` lists every key") from None
     base = path.absolute().parent
     chosen = _absolute("--out", Path.cwd(), out) if out else _absolute("run.out", base, job.run.out)
-    run = job.run.model_copy(update={"out": chosen})
+    certificates = job.run.certificates and str(_absolute("run.certificates", base, Path(job.run.certificates)))
+    run = job.run.model_copy(update={"out": chosen, "certificates": certificates})
     model = job.model.model_copy(update={"path": _absolute("model.path", base, job.model.path)})
     return job.model_copy(update={"run": run, "model": model})
 

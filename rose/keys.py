@@ -36,6 +36,12 @@ def ports_taken_twice(ports: Mapping[str, int]) -> list[str]:
     ]
 
 
+def beside(file: Path, table: Mapping[str, object], key: str) -> dict[str, object]:
+    """A path that may be left empty, as text: relative to the file whose `table` it stands in."""
+    given = table.get(key)
+    return {key: str(file.absolute().parent / given)} if isinstance(given, str) and given else {}
+
+
 def section_of(root: type[BaseModel], name: str) -> type[BaseModel]:
     """The model of section `name`. Raises KeyError if there is none."""
     section = root.model_fields[name].annotation

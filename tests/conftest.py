@@ -11,7 +11,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +84,30 @@ def _busy_share(seconds: float) -> float:
     return (time.process_time() - used) / (time.monotonic() - started)
 
 
+# Beside the one in the environment; made by `./dev test`, if it can.
+_OLDER_VLLM = Path(__file__).parents[1] / ".vllm-0.30"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    from rose_executor.vllm_reliances import SUPPORTED
+
+    if metafunc.definition.get_closest_marker("each_vllm"):
+        asked = "rig" if "rig" in metafunc.fixturenames else "vllm_env"
+        metafunc.parametrize(asked, SUPPORTED, indirect=True, scope="session")
+
+
+def _vllm_env(version: str) -> dict[str, str]:
+    """What a process is started with that imports this vLLM, and modules of these tests. Skips where it is not here."""
+    from rose_executor.engine_env import IMPORT_ENV
+    from rose_executor.vllm_reliances import SUPPORTED
+
+    packages = None if version == SUPPORTED[0] else _OLDER_VLLM
+    if packages is not None and not packages.is_dir():
+        pytest.skip(f"vLLM {version} is not in {packages}: ./dev test fetches it where it can")
+    path = (packages, Path(__file__).with_name("executor"), os.environ.get("PYTHONPATH"))
+    return {**IMPORT_ENV, "PYTHONPATH": os.pathsep.join(str(part) for part in path if part)}
+
+
 VOCABULARY = 96
 
 
@@ -131,8 +155,10 @@ class EngineRig:
     that changed its weights or killed it.
     """
 
-    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path) -> None:
+    def __init__(self, runner: asyncio.Runner, folder: Path, model: Path, env: dict[str, str]) -> None:
         from rose.waits import WaitBoard
+
+        self._env = env
 
         self._runner = runner
         self.folder = folder
@@ -143,13 +169,11 @@ class EngineRig:
         return self._runner.run(coroutine)
 
     async def open(self) -> None:
-        from rose_executor.engine_env import IMPORT_ENV
         from rose_executor.token_route import open_session
         from rose_executor.warm_process import WarmProcess
 
         # A test may also have a module of its own run where vLLM is imported already.
-        env = {**IMPORT_ENV, "PYTHONPATH": str(Path(__file__).with_name("executor"))}
-        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=env)
+        self.warm = await WarmProcess.start(self.waits, log_path=self.folder / "warm.log", env=self._env)
         self.session = open_session()
         self.engine = self.new_engine("engine-0")
         await self.engine.start(0)
@@ -189,15 +213,37 @@ class EngineRig:
 
 
 @pytest.fixture(scope="session")
-def rig(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[EngineRig]:
-    """The shared engine; a test that uses it is marked `engine`."""
-    # Short, because it holds unix sockets.
-    folder = tmp_path_factory.mktemp("rig")
+def rigs(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Callable[..., EngineRig]]:
+    """A rig for each version of vLLM that is asked for, by default that in the environment."""
+    from rose_executor.vllm_reliances import SUPPORTED
+
+    opened: dict[str, EngineRig] = {}
     with asyncio.Runner() as runner:
-        shared = EngineRig(runner, folder, tiny_model)
-        shared.run(shared.open())
-        yield shared
-        shared.run(shared.close())
+
+        def of(version: str = SUPPORTED[0]) -> EngineRig:
+            if version not in opened:
+                env = _vllm_env(version)
+                # Short, because it holds unix sockets.
+                rig = EngineRig(runner, tmp_path_factory.mktemp("rig"), tiny_model, env)
+                rig.run(rig.open())
+                opened[version] = rig
+            return opened[version]
+
+        yield of
+        for rig in opened.values():
+            rig.run(rig.close())
+
+
+@pytest.fixture(scope="session")
+def rig(rigs: Callable[..., EngineRig], request: pytest.FixtureRequest) -> EngineRig:
+    """The shared engine; a test that uses it is marked `engine`, and `each_vllm` too where every version counts."""
+    return rigs(request.param) if hasattr(request, "param") else rigs()
+
+
+@pytest.fixture(scope="session")
+def vllm_env(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What to start a process with that has one version of vLLM; for tests marked `each_vllm`, without a rig."""
+    return _vllm_env(request.param)
 
 
 @pytest.fixture

@@ -31,14 +31,17 @@ from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import GuestLife, Receiving
+from rose_executor.guest_proof import GuestProof
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent, lent
+from rose_executor.meters import OpenSeconds
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, Role
 from rose_executor.supervisor import EngineSupervisor
 from rose_executor.token_route import open_session
+from rose_executor.version_follower import Followed
 
 log = logger("executor")
 
@@ -97,6 +100,15 @@ class Agent:
         self._figures = figures
         self._waits = waits
         self._open_launcher = open_launcher
+        self._gate = OpenSeconds()
+        self._proof = GuestProof(
+            settings.dtype,
+            settings.max_model_len,
+            waits,
+            open_s=self._open_s,
+            told_wrong=figures.answered_wrongly,
+            set_apart=shelf.set_apart,
+        )
         self._process: EngineProcess | None = None
         self._supervisor: EngineSupervisor | None = None
         self._life: GuestLife | None = None
@@ -118,7 +130,8 @@ class Agent:
         return f"the board was last looked at {unseen_s:.1f} s ago; {self._watch.trouble or 'the executor hangs'}"
 
     async def run(self, joined: Joined) -> None:
-        """Until cancelled. Raises what nothing but its user can mend: a guest that died too often, a wrong token."""
+        """Until cancelled. Raises what nothing but its user can mend: a guest that died, or answered wrongly, too
+        often; a wrong token."""
         tasks = [
             asyncio.create_task(self._watch.run(), name="watch"),
             asyncio.create_task(self._keep_guest(joined), name="guest"),
@@ -141,8 +154,10 @@ class Agent:
     async def _show(self, lender: Lender) -> None:
         while True:
             self._end_if_frozen()
+            self._open_s()
             living = () if self._process is None else (self._process.incarnation,)
             self._figures.show(self._watch, self._life, self.lent(), lender, self._shelf.total(living))
+            self._figures.show_guest(self._proof.words, self._health.words(time.monotonic()))
             await asyncio.sleep(SHOW_EVERY_S)
 
     def _end_if_frozen(self) -> None:
@@ -205,8 +220,9 @@ class Agent:
                 publisher=joined.publisher,
                 counts_address=joined.counts_address,
                 max_requests=self._settings.max_num_seqs,
+                prove=self._proof.prove,
                 now=self._now,
-                told=self._figures.followed,
+                told=self._followed,
             )
             self._shelf.page(live.incarnation)
             try:
@@ -214,10 +230,22 @@ class Agent:
             finally:
                 self._life = None
 
+    def _open_s(self) -> float:
+        """For how long guests might compute until now."""
+        guest = None if self._watch.seen is None else self._watch.seen.guest.state
+        rules = self._watch.rules
+        gate_open = rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0
+        return self._gate.saw(None if guest is None else guest.open_s, gate_open, time.monotonic())
+
     def _now(self) -> tuple[int, float]:
         guest = None if self._watch.seen is None else self._watch.seen.guest.state
         used = 0.0 if guest is None else guest.kv_blocks_used / max(1, guest.kv_blocks_total)
         return self.lent().slots, min(1.0, used)
+
+    def _followed(self, followed: Followed, fetched_bytes: int) -> None:
+        self._figures.followed(followed, fetched_bytes)
+        # A new version is the end of a step of the run: what the guest may hold is planned anew.
+        self._watch.rules.kv.step_ended(time.monotonic())
 
     def _restarted(self, cause: str) -> None:
         log.warning("the guest is started anew", why=cause)

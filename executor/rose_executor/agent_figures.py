@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from prometheus_client import Gauge
 
@@ -14,24 +15,36 @@ from rose_executor.board_states import GuestState, ServingState
 from rose_executor.guest_life import GuestLife
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import MemoryFigures
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent
 from rose_executor.meters import Growth, Share
+from rose_executor.step_profile import StepProfile
+from rose_executor.tiers import Tier, TierNow
 from rose_executor.version_follower import Followed
 
 _MS = 1000
 
 
 class AgentFigures:
-    """Shows what `show` is given. `slo` is the serving engine's."""
+    """Shows what `show` is given. `slo` is the serving engine's, `tier_of` says which tier a state of it comes to."""
 
-    def __init__(self, metrics: ExecutorMetrics, status: StatusBoard, waits: WaitBoard, slo: Slo) -> None:
+    def __init__(
+        self,
+        metrics: ExecutorMetrics,
+        status: StatusBoard,
+        waits: WaitBoard,
+        slo: Slo,
+        tier_of: Callable[[ServingState | None], TierNow],
+    ) -> None:
         self._metrics = metrics
         self._status = status
         self._waits = waits
+        self._tier_of = tier_of
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
-        self._preemptions, self._starvations = Growth(), Growth()
+        self._preemptions, self._moved, self._starvations = Growth(), Growth(), Growth()
+        self._cuts, self._turns = Growth(), Growth()
         self._reborn = False
         self._engine = ("starting", "")
         metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
@@ -44,6 +57,14 @@ class AgentFigures:
     def restarted(self) -> None:
         self._metrics.guest_restarts.inc()
         self._reborn = True
+
+    def answered_wrongly(self) -> None:
+        self._metrics.wrong_answers.inc()
+
+    def show_guest(self, proof: tuple[str, str], health: str) -> None:
+        """Once a moment: what its known answer has shown, and when it is started again."""
+        self._status.part("known answer", *proof)
+        self._status.part("restarts", "waits" if health else "none due", health)
 
     def followed(self, followed: Followed, fetched_bytes: int) -> None:
         self._metrics.fetched_bytes.inc(fetched_bytes)
@@ -62,14 +83,19 @@ class AgentFigures:
             self._show_engine("guest", guest, now_s)
         if guest is None and self._reborn:
             # Not before: for a while the board still tells of the one that died.
-            self._preemptions, self._starvations, self._reborn = Growth(), Growth(), False
+            self._preemptions, self._moved, self._starvations, self._reborn = Growth(), Growth(), Growth(), False
         if guest is not None:
             self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
+            self._metrics.moved.inc(self._moved.by(guest.moved))
             self._metrics.starvations.inc(self._starvations.by(guest.starvations))
+        self._metrics.step_margin.set(watch.profile.margin)
+        self._status.part("step profile", *_profile_words(watch.profile, now_s))
+        self._show_memory(watch.rules.kv.figures(now_s))
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
         self._metrics.guest_tokens.set(tokens)
         self._metrics.open_waits.set(len(self._waits.snapshot()))
+        self._show_tier(serving)
         self._status.part("serving", *_serving_words(watch, serving))
         self._status.part("guest", *self._guest_words(life, guest, lent))
         self._status.part("follower", *_follower_words(life))
@@ -87,12 +113,31 @@ class AgentFigures:
         kv_used.set(state.kv_blocks_used / max(1, state.kv_blocks_total))
         requests.set(state.running)
 
+    def _show_tier(self, serving: ServingState | None) -> None:
+        now = self._tier_of(serving)
+        for tier in Tier:
+            self._metrics.tier.labels(tier=tier).set(tier is now.tier)
+        self._status.part("tier", now.tier, now.words)
+
     def _open_ratio(self, rules: GuestRules, guest: GuestState | None, now_s: float) -> float:
         if guest is not None and guest.running + guest.waiting > 0:
             return self._open.saw(guest.open_s, now_s)
         # Without work it asks for nothing: what it would get is as good as what it gets.
         self._open = Share()
         return float(rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0)
+
+    def _show_memory(self, memory: MemoryFigures | None) -> None:
+        if memory is None:
+            self._status.part("memory", "fixed split", "the guest may use its whole cache, whatever serving needs")
+            return
+        self._metrics.kv_budget_bytes.set(memory.budget_bytes)
+        self._metrics.kv_held_bytes.set(memory.held_bytes)
+        self._metrics.kv_frozen.set(memory.frozen)
+        self._metrics.kv_cuts.inc(self._cuts.by(memory.cuts))
+        self._metrics.kv_turns.inc(self._turns.by(memory.turns))
+        state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
+        held_mib = memory.held_bytes // 2**20
+        self._status.part("memory", state, f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far")
 
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()
@@ -122,6 +167,16 @@ def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str
     if serving.idle:
         return "idle", slack
     return "serving", f"{serving.decoding} answering, {serving.unanswered} before their first token, {slack}"
+
+
+def _profile_words(profile: StepProfile, now_s: float) -> tuple[str, str]:
+    if not profile.steps:
+        return "unknown", "no step was seen yet: the guest begins with a few tokens"
+    drift = profile.drifted
+    if drift is None:
+        return "holds", f"learnt from {profile.steps} steps"
+    for_s = now_s - drift.since_s
+    return "drifted", f"for {for_s:.0f} s, by a factor of {drift.factor:.2f}; margin {profile.margin:.2f}"
 
 
 def _follower_words(life: GuestLife | None) -> tuple[str, str]:

@@ -23,6 +23,9 @@ class ServingState:
     were computed in it, prompt tokens included. `next_step_s` is what the next step is expected to take,
     `first_token_s` what a request needs of the engine for its first token once it is its turn. `busy_s` is how long it
     computed in all; a step after a pause, whose beginning nobody saw, counts as long as the one before.
+
+    `looked_at_s` is 0 where the engine itself tells of each step. Otherwise somebody looked at it from outside then,
+    and whatever it has done since is unseen.
     """
 
     steps: int = 0
@@ -40,11 +43,21 @@ class ServingState:
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     busy_s: float = 0.0
+    looked_at_s: float = 0.0
 
     @property
     def idle(self) -> bool:
         """Whether it owes nobody anything."""
         return not (self.running or self.waiting or self.decoding or self.unanswered)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingKv:
+    """What a serving engine that gives memory back holds of its cache: bytes in all, resident, kept beyond its use."""
+
+    total_bytes: int = 0
+    resident_bytes: int = 0
+    spare_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +86,11 @@ class GuestState:
     """The guest's scheduler at its last step. An idle guest takes no steps, so its half of the board grows stale.
 
     `computed_steps` counts the finished ones of all `steps` that computed something. `quota_number` is the quota in
-    force, 0 where it shut its gate by itself; `kv_blocks_total` is what it has without any quota. `step_s` and
-    `step_tokens` are those of the last step that computed something, `busy_s` is the sum over all of them; on CPU the
-    seconds are processor time, because waiting for the processor costs the serving engine nothing.
+    force, 0 where it shut its gate by itself; `kv_blocks_total` is what it has without any quota, and behind
+    `kv_blocks_resident` of these there is memory: all, where it gives none back. `step_s` is what the last step cost
+    that computed something, `step_tokens`, `step_seqs` and `step_context_tokens` what it had to do (see `step_shape`),
+    `busy_s` is the sum over all of them; on CPU the seconds are processor time, because waiting for the processor
+    costs the serving engine nothing.
 
     `slack_s` is what serving could still lose when the last step was planned, `allowed_tokens` what that step might
     compute at most, `allowed_seqs` how many requests may run; `open_s` is for how long more than nothing was allowed.
@@ -91,8 +106,11 @@ class GuestState:
     waiting: int = 0
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
+    kv_blocks_resident: int = 0
     step_s: float = 0.0
     step_tokens: int = 0
+    step_seqs: int = 0
+    step_context_tokens: int = 0
     busy_s: float = 0.0
     slack_s: float = 0.0
     allowed_tokens: int = 0

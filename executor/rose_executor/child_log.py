@@ -24,7 +24,8 @@ _NOISE = re.compile(
 _PYTHON_WARNING = re.compile(r"^.+:\d+: \w*Warning: ")
 # Who says it, when and where: differs between two printings of the same traceback.
 _LABEL = re.compile(_PROCESS + r"(?:ERROR \S+ \S+ \[[^\]]*\] ?)?")
-_CORE = re.compile(r"^\(EngineCore\b[^)]*\) ERROR ")
+# vLLM 0.30 does not put the process before it.
+_CORE = re.compile(r"^\(EngineCore\b[^)]*\) ERROR |^ERROR \S+ \S+ \[core\.py:")
 _RAISED = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt)(?:: .*)?$")
 
 

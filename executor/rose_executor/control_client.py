@@ -38,10 +38,11 @@ STAGE_TIMEOUT_S = 600.0
 _ERRORS: dict[str, type[RoseError]] = {
     kind.boundary: kind for kind in (ClusterError, ConfigError, ContractError, EngineError, TransferError)
 }
-# An engine that has just been started may come up at any moment: look again soon, not in seconds.
+# An engine that has just been started may come up at any moment: look again soon, not in seconds. The second is what
+# one attempt may take, on a busy machine.
 _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
     # The layout of a large mixture of experts is text of several megabytes.

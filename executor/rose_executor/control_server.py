@@ -28,6 +28,7 @@ import psutil
 from rose.errors import EngineError, RoseError, TransferError
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.proto.v1.engine_control_pb2_grpc import EngineControlServicer, add_EngineControlServicer_to_server
+from rose_executor import vllm_030, vllm_contract, vllm_reliances
 from rose_executor.control_requests import address
 from rose_executor.engine_env import EngineEnv
 
@@ -200,5 +201,7 @@ class ControlPlugin:
         if env is not None and engine_client is not None:
             import vllm
 
+            vllm_contract.check(vllm_reliances.SERVER)
+            vllm_030.level_server()
             self._server = await serve(env, engine_client.engine_core, vllm.__version__)
             self._watch = asyncio.create_task(end_with_core(engine_client), name="engine core watch")

@@ -10,7 +10,7 @@ Invariants
 
 Each function takes the engine core as `self`; `vllm_plugin` installs those in `NAMES`. Results are plain
 values because they travel by msgpack; an exception's text reaches the caller. Source of the pause
-semantics: vLLM 0.32 `EngineCore.pause_scheduler(mode="keep")`.
+semantics: vLLM's `EngineCore.pause_scheduler(mode="keep")`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def rose_loaded(self: Any, version: int) -> None:
     """Name the version that was loaded at start, and what its tensors are."""
     self.collective_rpc("rose_loaded")
     _set_version(self, version)
+    if (attach := getattr(self.scheduler, "attach_core", None)) is not None:
+        attach(self)
 
 
 def rose_layouts(self: Any) -> list[dict[str, str]]:

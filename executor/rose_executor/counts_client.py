@@ -16,7 +16,9 @@ from typing import Any
 import grpc
 
 from rose.access import credentials
+from rose.certificates import Certificates, open_channel
 from rose.errors import ContractError, DeadlineExceeded, EngineError
+from rose.peer_tls import tls_trouble
 from rose.proto.v1 import executor_pb2 as wire
 from rose.proto.v1.executor_pb2_grpc import ExecutorStub
 from rose.waits import WaitBoard
@@ -47,14 +49,24 @@ class Counts:
 class CountsClient:
     """The counts of one executor, at `address` (host:port)."""
 
-    def __init__(self, address: str, *, token: str, waits: WaitBoard, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        waits: WaitBoard,
+        timeout_s: float = 10.0,
+        certificates: Certificates | None = None,
+    ) -> None:
         if not 0 < timeout_s < math.inf:
             raise ContractError(f"a counts client with timeout_s={timeout_s}", expected="a time that ends")
         self._whom = f"executor {address}"
+        self._address = address
+        self._certificates = certificates
         self._credentials = credentials(token)
         self._waits = waits
         self._timeout_s = timeout_s
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = open_channel(address, certificates, _CHANNEL_OPTIONS)
         self._stub: Any = ExecutorStub(self._channel)
         self._closed = False
 
@@ -70,7 +82,11 @@ class CountsClient:
                 raise DeadlineExceeded(
                     f"{self._whom}: no counts after {self._timeout_s:g} s", boundary="engine"
                 ) from error
-            raise EngineError(f"{self._whom}: no counts: {error.code().name.lower()}: {error.details()}") from error
+            trouble = ""
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                trouble = await tls_trouble(self._address, self._certificates, self._waits)
+            why = f"it {trouble}" if trouble else f"{error.code().name.lower()}: {error.details()}"
+            raise EngineError(f"{self._whom}: no counts: {why}") from error
         except asyncio.CancelledError:
             # A channel that closes cancels its calls, and with them whoever waits for one.
             task = asyncio.current_task()

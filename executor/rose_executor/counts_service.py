@@ -1,7 +1,8 @@
 """Tells whoever samples on a lent engine what the engine counted, from its token pages, dead or alive.
 
 Invariants
-- Nobody without the token is heard, and only on the loopback interface; calls and messages are bounded.
+- Nobody without the token is heard (where there are certificates, nobody without one), and only on the loopback
+  interface; calls and messages are bounded.
 - `alive` is looked up before the page is read, so what is said of a dead incarnation is final.
 - Requests are read before the total, so the total is never less than their sum.
 - Who asks about an engine hears of its end, and its last counts, where the executor itself is ended in order.
@@ -18,6 +19,7 @@ from typing import Any
 import grpc
 
 from rose.access import Gate
+from rose.certificates import Certificates, bind
 from rose.errors import ClusterError
 from rose.metrics import ADDRESS
 from rose.proto.v1 import executor_pb2 as wire
@@ -49,7 +51,7 @@ class CountsService(ExecutorServicer):  # type: ignore[misc]
         return wire.CountsReply(
             known=True,
             alive=alive,
-            total_tokens=page.total(),
+            total_tokens=self._shelf.tokens(request.incarnation),
             requests=[_message(request_id, count) for request_id, count in requests.items()],
         )
 
@@ -84,7 +86,7 @@ def _message(request_id: str, count: RequestCount) -> Any:
 
 
 async def serve_counts(
-    shelf: PageShelf, alive: Callable[[str], bool], *, port: int, token: str
+    shelf: PageShelf, alive: Callable[[str], bool], *, port: int, token: str, certificates: Certificates | None = None
 ) -> tuple[grpc.aio.Server, str]:
     """Answer on `port` of the loopback interface, 0 for any; the server, and its address.
 
@@ -98,7 +100,7 @@ async def serve_counts(
     )
     add_ExecutorServicer_to_server(CountsService(shelf, alive), server)
     try:
-        bound = server.add_insecure_port(f"{ADDRESS}:{port}")
+        bound = bind(server, f"{ADDRESS}:{port}", certificates)
     except RuntimeError as error:
         raise ClusterError(
             f"port {port} for the counts: {error}",

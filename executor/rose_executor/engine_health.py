@@ -2,8 +2,8 @@
 
 Invariants
 - At most one start is under way; it is ordered only when the last incarnation is dead.
-- Deaths are bounded: `restarts_max` restarts in all, with a delay that doubles from `backoff_s` while starts keep
-  failing and begins anew once an incarnation has become ready.
+- Deaths are bounded: `restarts_max` restarts in all, with a delay that doubles from `backoff_s` to `backoff_max_s`
+  while incarnations fail to start or live for less than `good_s`. One that was ready for longer is followed at once.
 - GAVE_UP is final.
 
 State table ("ignored": no change, no action)
@@ -75,38 +75,52 @@ HealthAction = Start | Watch | GiveUp | After[HealthEvent]
 
 
 class EngineHealth:
-    """One engine's lives. `restarts_max` counts every start after the first; delays are in seconds."""
+    """One engine's lives. `restarts_max` counts every start after the first; the rest are seconds."""
 
-    def __init__(self, restarts_max: int, backoff_s: float = 0.5, backoff_max_s: float = 30.0) -> None:
+    def __init__(
+        self, restarts_max: int, backoff_s: float = 0.5, backoff_max_s: float = 30.0, good_s: float = 60.0
+    ) -> None:
         self.state = EngineState.IDLE
         self.restarts = 0
         self._restarts_max = restarts_max
         self._backoff_s = backoff_s
         self._backoff_max_s = backoff_max_s
-        self._failed_starts = 0
+        self._good_s = good_s
+        self._delay_s = 0.0
+        self._ready_at = 0.0
+        self._again_at = 0.0
 
     def step(self, event: HealthEvent, now: float) -> tuple[HealthAction, ...]:
-        """Take one event; time plays no part beyond the delays asked for."""
+        """Take one event."""
         match self.state, event:
             case (EngineState.IDLE | EngineState.WAITING, Wanted()):
                 self.state = EngineState.STARTING
                 return (Start(),)
             case (EngineState.STARTING, Ready()):
                 self.state = EngineState.READY
-                self._failed_starts = 0
+                self._ready_at = now
                 return (Watch(),)
             case (EngineState.STARTING, Died(why)):
-                self._failed_starts += 1
-                return self._again(why)
+                return self._again(why, now, lived_s=0.0)
             case (EngineState.READY, Died(why)):
-                return self._again(why)
+                return self._again(why, now, lived_s=now - self._ready_at)
         return ()
 
-    def _again(self, why: str) -> tuple[HealthAction, ...]:
+    def words(self, now: float) -> str:
+        """Which restart is due, and when; "" if none is."""
+        if self.state is not EngineState.WAITING:
+            return ""
+        return f"restart {self.restarts} of {self._restarts_max} in {max(0.0, self._again_at - now):.1f} s"
+
+    def _again(self, why: str, now: float, *, lived_s: float) -> tuple[HealthAction, ...]:
         if self.restarts >= self._restarts_max:
             self.state = EngineState.GAVE_UP
             return (GiveUp(why),)
         self.restarts += 1
         self.state = EngineState.WAITING
-        delay_s = 0.0 if self._failed_starts == 0 else self._backoff_s * 2 ** (self._failed_starts - 1)
-        return (After(min(delay_s, self._backoff_max_s), Wanted()),)
+        if lived_s >= self._good_s:
+            self._delay_s = 0.0
+        else:
+            self._delay_s = min(max(self._backoff_s, 2 * self._delay_s), self._backoff_max_s)
+        self._again_at = now + self._delay_s
+        return (After(self._delay_s, Wanted()),)

@@ -84,6 +84,8 @@ class EngineProcess:
             token_page=self.settings.token_page(self._incarnation),
             unpacked_weights=self.settings.unpacked_weights,
             board=self.settings.board,
+            step_log=self.settings.step_log,
+            step_profile=self.settings.step_profile,
         )
         hosted = {} if self._host is None else await self._hosted(self._host)
         self._child = await self._launcher.launch(

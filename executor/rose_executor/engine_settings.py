@@ -23,7 +23,8 @@ class EngineSettings:
     holds the control socket, so its path must be short; token pages go to `page_dir`, or there too.
     `async_scheduling` is the way of GPU engines. `unpacked_weights` must stay on wherever weights are updated in place
     on CPU. With a `board` the engine is a guest: it computes only what the quota there allows, and nothing while nobody
-    renews that.
+    renews that; what its steps are known to cost is in `step_profile`, if it is. With a `step_log` it writes each of
+    its steps to that file; without a board it is there to be profiled.
     """
 
     engine_id: str
@@ -42,6 +43,8 @@ class EngineSettings:
     unpacked_weights: bool = True
     board: Path | None = None
     page_dir: Path | None = None
+    step_log: Path | None = None
+    step_profile: Path | None = None
 
     @property
     def control_socket(self) -> Path:
@@ -97,5 +100,9 @@ class EngineSettings:
         )
 
     def _scheduler(self) -> str:
-        module, name = ("counting_scheduler", "Counting") if self.board is None else ("quota_scheduler", "Quota")
+        module, name = "counting_scheduler", "Counting"
+        if self.board is not None:
+            module, name = "quota_scheduler", "Quota"
+        elif self.step_log is not None:
+            module, name = "step_recorder", "Recording"
         return f"rose_executor.{module}.{name}{'Async' if self.async_scheduling else ''}Scheduler"

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
-from rose.config import AnyPath, EngineConfig, Seconds
+from rose.config import CERTIFICATES, AnyPath, EngineConfig, Seconds
 from rose.errors import ConfigError
 from rose.keys import Section
 from rose.slo import Slo
@@ -33,6 +33,8 @@ class ProcessConfig(Section):
     metrics_port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of its metrics; 0 takes any.")
     state: AnyPath = Field(description="Folder of its own for what outlives it: counted tokens, fetched weights.")
     cores: list[int] = Field(default=[], description="Processor cores of the guest; none named: all.")
+    profiles: str = Field(default="", description="Folder of step profiles; else where `rose profile` keeps them.")
+    certificates: str = CERTIFICATES
 
 
 class JoinConfig(Section):
@@ -47,6 +49,11 @@ class ServingConfig(Section):
     """The serving engine beside it."""
 
     board: AnyPath = Field(description="The board that it shares: its ROSE_SERVING_BOARD, in memory if possible.")
+    metrics: str = Field(
+        default="",
+        pattern=r"^(http://[^\s/?#@]+(/[^\s#]*)?)?$",
+        description="Its metrics page, to be scraped where it has no probe of ours; none: only a probe is looked for.",
+    )
     ttft_ms: float = Field(gt=0, le=3_600_000, description="What it owes: time to the first token.")
     tpot_ms: float = Field(gt=0, le=3_600_000, description="What it owes: mean time per token after that.")
 
@@ -101,6 +108,20 @@ class PartitionConfig(Section):
         return GuestLimits(share, self.guest_memory_gib or None)
 
 
+class MemoryConfig(Section):
+    """The memory that both engines' keys and values share; the rule is `kv_policy`."""
+
+    pool_gib: float = Field(
+        default=0.0, ge=0, le=4096, description="For both, in GiB; 0 is a fixed split, each keeps its whole cache."
+    )
+    serving_gib: float = Field(default=0.0, ge=0, le=4096, description="The serving engine's whole cache, in GiB.")
+    headroom: float = Field(default=0.2, gt=0, lt=1, description="Share of the pool that is left free for bursts.")
+    watermark: float = Field(
+        default=0.5, gt=0, lt=1, description="Share of the headroom that serving takes before the guest is cut."
+    )
+    freeze_s: Seconds = Field(default=30.0, description="How long a cut guest does not grow, in seconds.")
+
+
 class ExecutorConfig(Section):
     """A whole configuration."""
 
@@ -109,6 +130,7 @@ class ExecutorConfig(Section):
     serving: ServingConfig
     guest: GuestConfig
     partition: PartitionConfig = PartitionConfig()
+    memory: MemoryConfig = MemoryConfig()
 
     @model_validator(mode="after")
     def _agree(self) -> ExecutorConfig:
@@ -118,6 +140,8 @@ class ExecutorConfig(Section):
             "guest.port": self.guest.port,
         }
         lines = keys.ports_taken_twice(ports)
+        if self.memory.pool_gib and not self.memory.serving_gib:
+            lines.append("memory.serving_gib = 0: beside memory.pool_gib it must be the serving engine's cache")
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self
@@ -159,4 +183,5 @@ def _read(file: Path, expected: str) -> dict[str, object]:
         section = tables.get(name)
         if isinstance(section, dict):
             section |= {key: base / section[key] for key in paths if isinstance(section.get(key), str)}
+            section |= keys.beside(file, section, "certificates") | keys.beside(file, section, "profiles")
     return tables

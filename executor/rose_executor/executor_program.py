@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
 from rose.access import read_token
+from rose.certificates import Certificates, read_certificates
 from rose.logs import logger, open_log
 from rose.machine import look
 from rose.metrics import ExecutorMetrics
@@ -21,18 +23,19 @@ from rose.stop import first_signal
 from rose.waits import WaitBoard
 from rose_executor.agent import Agent, Joined
 from rose_executor.agent_figures import AgentFigures
+from rose_executor.board_states import ServingState
 from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
-from rose_executor.engine_settings import EngineSettings
 from rose_executor.executor_config import ExecutorConfig
 from rose_executor.guest_life import receiving
-from rose_executor.guest_rules import GuestRules
+from rose_executor.guest_plan import GuestPlan, open_watch, plan_guest
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
-from rose_executor.slack import SlackPolicy
+from rose_executor.serving_observer import ServingObserver
+from rose_executor.tiers import FIXED_SPLIT, Memory, TierNow, tier_now
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -40,13 +43,9 @@ log = logger("executor")
 
 _END_GRACE_S = 1.0
 """For answers that are on their way."""
-# The guest brings a quota within what it has: its cache is its share of memory.
-_ALL_BLOCKS = 2**31
-_PREFILL_TOKENS = 512
-"""Of prompts, in one step: source arXiv 2605.06534 (ROSE). Beside them each running request may have a token."""
 
-OpenLender = Callable[[str, str, WaitBoard], AbstractAsyncContextManager[Lender]]
-"""Speaks to the scheduler at an address, with a token."""
+OpenLender = Callable[[str, str, Certificates | None, WaitBoard], AbstractAsyncContextManager[Lender]]
+"""Speaks to the scheduler at an address, with a token, and certificates if there are any."""
 
 
 def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
@@ -57,6 +56,7 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
     TransferError or SchedulerError where the run does not accept us.
     """
     token = read_token(config.join.token_file)
+    certificates = read_certificates(config.executor.certificates)
     host_and_port(config.join.weights)
     waits, section = WaitBoard(), config.executor
     with (
@@ -64,25 +64,21 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
         open_log(run.output / "log.jsonl"),
         StatusBoard(run, waits) as status,
         contextlib.closing(PageShelf(section.state.absolute() / "pages", waits)) as shelf,
-        contextlib.closing(
-            pick_for_guest(section.cores, config.partition.limits, config.serving.board.absolute())
-        ) as partitioner,
-        contextlib.closing(_watch(config, partitioner)) as watch,
     ):
-        program = _Program(config, token, waits, run, status, shelf, partitioner, watch)
-        return asyncio.run(program.run(open_lender, ready))
+        plan = plan_guest(config, run, shelf.folder, look())
+        limits, board = config.partition.limits, config.serving.board.absolute()
+        with (
+            contextlib.closing(pick_for_guest(section.cores, limits, board)) as partitioner,
+            contextlib.closing(open_watch(config, partitioner, plan.profile)) as watch,
+        ):
+            program = _Program(config, token, certificates, waits, run, status, shelf, partitioner, plan, watch)
+            return asyncio.run(program.run(open_lender, ready))
 
 
-def _watch(config: ExecutorConfig, partitioner: Partitioner) -> GuestWatch:
-    policy = SlackPolicy(
-        config.serving.slo,
-        tokens_max=_PREFILL_TOKENS + config.guest.max_num_seqs,
-        seqs_max=config.guest.max_num_seqs,
-        interference=partitioner.describe().interference,
-    )
-    return GuestWatch(
-        config.serving.board.absolute(), GuestRules(policy, _ALL_BLOCKS, config.guest.move_after_s), partitioner
-    )
+def _observer(config: ExecutorConfig, waits: WaitBoard) -> ServingObserver | None:
+    """None where only a probe is looked for."""
+    serving = config.serving
+    return ServingObserver(serving.metrics, serving.board.absolute(), waits) if serving.metrics else None
 
 
 class _Program:
@@ -92,50 +88,36 @@ class _Program:
         self,
         config: ExecutorConfig,
         token: str,
+        certificates: Certificates | None,
         waits: WaitBoard,
         run: Run,
         status: StatusBoard,
         shelf: PageShelf,
         partitioner: Partitioner,
+        plan: GuestPlan,
         watch: GuestWatch,
     ) -> None:
         self._config = config
+        self._plan = plan
+        self._watch = watch
         self._token = token
+        self._certificates = certificates
         self._waits = waits
         self._run = run
         self._status = status
         self._shelf = shelf
-        self._partition = partitioner.describe()
+        self._partitioner = partitioner
+        self._observer = _observer(config, waits)
         self._metrics = ExecutorMetrics()
         self._agent = Agent(
-            self._settings(),
+            plan.settings,
             EngineHealth(config.guest.restarts_max),
             watch,
             partitioner,
             shelf,
-            AgentFigures(self._metrics, status, waits, config.serving.slo),
+            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier),
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
-        )
-
-    def _settings(self) -> EngineSettings:
-        guest = self._config.guest
-        return EngineSettings(
-            engine_id=self._config.executor.name,
-            model_dir=guest.model.absolute(),
-            runtime_dir=self._run.runtime,
-            log_path=self._run.output / "guest.log",
-            dtype=guest.dtype,
-            max_model_len=guest.max_model_len,
-            max_num_seqs=guest.max_num_seqs,
-            block_size=guest.block_size,
-            kv_cache_bytes=int(guest.kv_cache_gib * 2**30),
-            stream_interval=guest.stream_interval,
-            port=guest.port,
-            start_timeout_s=guest.start_timeout_s,
-            async_scheduling=bool(look().gpus),
-            board=self._config.serving.board.absolute(),
-            page_dir=self._shelf.folder,
         )
 
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
@@ -144,7 +126,11 @@ class _Program:
         async with contextlib.AsyncExitStack() as stack:
             questions = Questions(self._agent.alive)
             server, counts_address = await serve_counts(
-                self._shelf, questions.alive, port=section.port, token=self._token
+                self._shelf,
+                questions.alive,
+                port=section.port,
+                token=self._token,
+                certificates=self._certificates,
             )
             stack.push_async_callback(server.stop, _END_GRACE_S)
             stack.push_async_callback(questions.over, self._waits)
@@ -152,7 +138,10 @@ class _Program:
                 contextlib.closing(serve_metrics(section.metrics_port, self._metrics.registry, self._agent.unhealthy))
             )
             client = await stack.enter_async_context(self._client())
-            lender = await stack.enter_async_context(open_lender(join.scheduler, self._token, self._waits))
+            opening = open_lender(join.scheduler, self._token, self._certificates, self._waits)
+            lender = await stack.enter_async_context(opening)
+            stack.callback(self._plan.keeper.save)
+            stack.callback(asyncio.create_task(self._plan.keeper.run(), name="profile keeper").cancel)
             self._tell(counts_address, shown.url)
             ready(counts_address, shown.url)
             weights = section.state.absolute() / "weights"
@@ -165,26 +154,43 @@ class _Program:
 
     async def _until_asked(self, asked: asyncio.Future[signal.Signals], joined: Joined) -> None:
         """Raises what ends the agent by itself."""
-        lending = asyncio.create_task(self._agent.run(joined), name="agent")
-        ends: set[asyncio.Future[Any]] = {asked, lending}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            return lending.result()
-        lending.cancel()
-        await asyncio.gather(lending, return_exceptions=True)
-        return None
+        tasks = [asyncio.create_task(self._agent.run(joined), name="agent")]
+        if self._observer is not None:
+            tasks.append(asyncio.create_task(self._observer.run(), name="observer"))
+        ends: set[asyncio.Future[Any]] = {asked, *tasks}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done() and not asked.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tier(self, serving: ServingState | None) -> TierNow:
+        why = "" if self._observer is None else self._observer.trouble
+        return tier_now(serving, self._partitioner.describe(), self._memory(), why)
+
+    def _memory(self) -> Memory:
+        """Elastic where a pool is shared out, and serving's part of it follows its use."""
+        seen, budget = self._watch.seen, self._watch.rules.kv.figures(time.monotonic())
+        if budget is None or seen is None or seen.serving_kv.state is None:
+            return FIXED_SPLIT
+        return Memory("shared pool", elastic=True)
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:
         host, port = host_and_port(self._config.join.weights)
-        client = TcpClient(host, port, token=self._token, waits=self._waits)
+        tls = None if self._certificates is None else self._certificates.client_context()
+        client = TcpClient(host, port, token=self._token, waits=self._waits, tls=tls)
         try:
             yield client
         finally:
             await client.close()
 
     def _tell(self, counts_address: str, metrics_url: str) -> None:
-        join, partition = self._config.join, self._partition
+        join, partition = self._config.join, self._partitioner.describe()
         facts = {
             "counts": counts_address,
             "metrics": metrics_url,
@@ -195,4 +201,4 @@ class _Program:
         for name, value in facts.items():
             self._status.fact(name, value)
         self._status.part("partition", partition.name, f"{partition.binds}; what it costs: {partition.costs}")
-        log.info("lending", **facts, partition=partition.name)
+        log.info("lending", **facts, partition=partition.name, profiled=self._plan.profiled)

@@ -9,27 +9,53 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from rose.slo import Slo
 from rose_executor.board_states import Given, Quota
 from rose_executor.quota import computes, shut, within
 from rose_executor.slack import Allowance, SlackAdmission, SlackPolicy
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a guest has before it: `seqs` requests that the next step may serve, with so many tokens behind them.
+
+    `under_way` are the steps that have begun and not ended.
+    """
+
+    seqs: int = 1
+    context_tokens: int = 0
+    under_way: Iterable[StepShape] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _NextStep:
+    """What the next step would cost, by how many tokens it has."""
+
+    profile: StepProfile
+    pending: Pending
+
+    def tokens_within(self, seconds: float, tokens_max: int) -> int:
+        return self.profile.tokens_within(seconds, tokens_max, self.pending.seqs, self.pending.context_tokens)
 
 
 class GuestAdmission:
     """One guest, with `limits` of its own. `quota` and `allowed` are in force since the last `look`.
 
-    `open_s` is for how long more than nothing was allowed, `profile` what the guest's steps are seen to cost.
+    `open_s` is for how long more than nothing was allowed, `profile` what the guest's steps are seen to cost,
+    `arrivals` how many requests had come to the serving engine by the last look that could see it.
     """
 
-    def __init__(self, limits: Quota, now_s: float) -> None:
+    def __init__(self, limits: Quota, now_s: float, profile: StepProfile | None = None) -> None:
         self.limits = limits
         self.quota = shut(limits)
-        self.quota_number = 0
+        self.quota_number = self.arrivals = 0
         self.allowed = Allowance(0, 0)
         self.open_s = 0.0
-        self.profile = StepProfile()
+        self.profile = StepProfile() if profile is None else profile
         self._slack = SlackAdmission()
         self._looked_at_s = now_s
 
@@ -48,21 +74,23 @@ class GuestAdmission:
         """How many requests may go on running. While nothing is computed those that run stay: a context costs more."""
         return self.allowed.active_seqs if self.open else self.quota.active_seqs
 
-    def look(self, given: Given, now_s: float, under_way: Iterable[int] = ()) -> None:
-        """Take what the board says. `under_way` are the tokens of each step that has begun and not ended."""
+    def look(self, given: Given, now_s: float, pending: Pending = Pending()) -> None:
+        """Take what the board says."""
         if self.open:
             self.open_s += now_s - self._looked_at_s
         self._looked_at_s = now_s
         self.quota_number = given.quota_number
+        if given.serving is not None:
+            self.arrivals = given.serving.arrivals
         self.quota = shut(self.quota) if given.quota is None else within(given.quota, self.limits)
-        self.allowed = self._allow(given, now_s, under_way)
+        self.allowed = self._allow(given, now_s, pending)
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """A step has ended."""
-        self.profile.saw(tokens, seconds)
+    def computed(self, shape: StepShape, seconds: float, now_s: float) -> None:
+        """A step has ended, at `now_s` of the clock of `look`."""
+        self.profile.saw(shape, seconds, now_s)
         self._slack.computed(seconds)
 
-    def _allow(self, given: Given, now_s: float, under_way: Iterable[int]) -> Allowance:
+    def _allow(self, given: Given, now_s: float, pending: Pending) -> Allowance:
         quota = self.quota
         if not computes(quota):
             return Allowance(0, 0)
@@ -71,5 +99,6 @@ class GuestAdmission:
         policy = SlackPolicy(
             Slo(quota.ttft_s, quota.tpot_s), quota.tokens_per_step, quota.active_seqs, quota.interference
         )
-        under_way_s = sum(self.profile.seconds(tokens) for tokens in under_way)
-        return self._slack.allow(given.serving, policy, self.profile, now_s, under_way_s=under_way_s)
+        under_way_s = sum(self.profile.seconds(shape) for shape in pending.under_way)
+        cost = _NextStep(self.profile, pending)
+        return self._slack.allow(given.serving, policy, cost, now_s, under_way_s=under_way_s)

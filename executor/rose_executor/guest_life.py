@@ -1,7 +1,7 @@
-"""One incarnation of a guest: it is brought to the run's newest version, and only then offered.
+"""One incarnation of a guest: it is brought to the run's newest version, proven, and only then offered.
 
 Invariants
-- Nobody samples on it before it runs a version of the run: what it starts from is none.
+- Nobody samples on it before it runs a version of the run, which what it starts from is not, and answers as that must.
 - An incarnation that cannot be brought further, or that the scheduler does not take, is ended; the next begins anew.
 - What was offered is withdrawn, however this ends.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from rose.errors import DeadlineExceeded, EngineError
@@ -20,7 +20,7 @@ from rose_executor.control_client import ControlClient
 from rose_executor.lender import GuestNow, GuestOffer, Lender
 from rose_executor.supervisor import LiveEngine
 from rose_executor.version_follower import Followed, VersionFollower, wanted_by
-from rose_transfer.distribution import Receiver
+from rose_transfer.distribution import Offer, Receiver
 from rose_transfer.transport.interface import ObjectClient
 
 log = logger("guest")
@@ -29,6 +29,8 @@ _FIRST_VERSION_S = 60.0
 _END_S = 30.0
 _REPLACED = "the guest is replaced"
 
+Prove = Callable[[LiveEngine, Receiver, Offer], Awaitable[None]]
+"""Returns once an incarnation may be offered with the version that it runs; see `GuestProof.prove`."""
 Receiving = Callable[[ControlClient], contextlib.AbstractAsyncContextManager[Receiver]]
 
 
@@ -47,8 +49,9 @@ async def receiving(
 class GuestLife:
     """`run` lives it. `followed` is the version that it runs, None before the first.
 
-    `now` says how many requests it may have, and which part of its cache is used; `told` hears of each new version and
-    of the bytes that were fetched since the one before, for attempts that failed included.
+    `prove` stands before its first offer; no other version comes meanwhile. `now` says how many requests it may have,
+    and which part of its cache is used; `told` hears of each new version and of the bytes that were fetched since the
+    one before, for attempts that failed included.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class GuestLife:
         publisher: str,
         counts_address: str,
         max_requests: int,
+        prove: Prove,
         now: Callable[[], tuple[int, float]],
         told: Callable[[Followed, int], None],
     ) -> None:
@@ -72,16 +76,18 @@ class GuestLife:
         self._publisher = publisher
         self._counts_address = counts_address
         self._max_requests = max_requests
+        self._prove = prove
         self._now = now
         self._told = told
         self._arrived = asyncio.Event()
+        self._proven = asyncio.Event()
         self._fetched_bytes = 0
         self._end = "the executor ends"
 
     async def run(self) -> None:
         """Until the incarnation is dead.
 
-        Raises what another one would not mend: Refused, TransferError, SchedulerError.
+        Raises what another one would not mend: Refused, TransferError, SchedulerError, ContractError.
         """
         try:
             await self._live()
@@ -102,7 +108,14 @@ class GuestLife:
                 self._told(followed, fetched)
                 self._arrived.set()
 
-            follower = VersionFollower(self.live.control, receiver, waits=self._waits, applied=applied)
+            async def before_next(followed: Followed) -> None:
+                if not self._proven.is_set():
+                    await self._prove(self.live, receiver, Offer(followed.version, followed.fingerprint))
+                    self._proven.set()
+
+            follower = VersionFollower(
+                self.live.control, receiver, waits=self._waits, applied=applied, before_next=before_next
+            )
             tasks: list[asyncio.Task[object]] = [
                 asyncio.create_task(follower.run(), name="version follower"),
                 asyncio.create_task(self._offer(), name="offer"),
@@ -134,6 +147,7 @@ class GuestLife:
                     _FIRST_VERSION_S,
                     boundary="transfer",
                 )
+        await self._proven.wait()  # whoever proves it says what that waits for
         offer = GuestOffer(
             self.live.engine_id,
             self.live.incarnation,

@@ -24,7 +24,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rose_executor.board_states import GuestState, Quota, Reading, ServingState
+from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
+from rose_executor.guest_presence import Presence
+from rose_executor.kv_budget import KvShare
 from rose_executor.slack import SlackPolicy, slack_s
 
 OBEY_S = 1.0
@@ -38,12 +40,16 @@ _FIRST_SEQS = 8
 """As many as a guest of which no step was seen may compute tokens: see `slack`."""
 
 
+NO_SERVING_KV: Reading[ServingKv] = Reading(None, why="the serving engine gives no memory back")
+
+
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What both engines' halves of the board said just now."""
 
     serving: Reading[ServingState]
     guest: Reading[GuestState]
+    serving_kv: Reading[ServingKv] = NO_SERVING_KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Freeze:
 
 
 class GuestRules:
-    """One guest. `kv_blocks` is its share of memory, fixed for now; `frozen` says why it was frozen, "" if not.
+    """One guest. `kv` says how much memory it may have; `frozen` says why it was frozen, "" if not.
 
     `quota` is the last one written, None before the first; `shut_since_s` is since when its gate is shut, None while it
     is open; `tight_since_s` is since when no look has found any slack, None while looks do. `slack_s` is what the last
@@ -69,7 +75,7 @@ class GuestRules:
     while it has some.
     """
 
-    def __init__(self, policy: SlackPolicy, kv_blocks: int, move_after_s: float = 0.0) -> None:
+    def __init__(self, policy: SlackPolicy, kv: KvShare, move_after_s: float = 0.0) -> None:
         self.frozen = ""
         self.quota: Quota | None = None
         self.slack_s = 0.0
@@ -77,14 +83,15 @@ class GuestRules:
         self.shut_since_s: float | None = None
         self.tight_since_s: float | None = None
         self._policy = policy
-        self._kv_blocks = kv_blocks
+        self.kv = kv
         self._move_after_s = move_after_s
         self._written_at_s = 0.0
         self._guest_behind_gate: int | None = None
 
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
         """Take one look at `now` of the monotonic clock."""
-        quota = self._quota(self._gate_open(event.serving.state, now))
+        kv_blocks = self.kv.blocks(event.serving.state, event.serving_kv.state, event.guest.state, now)
+        quota = self._quota(kv_blocks, self._gate_open(event.serving.state, now))
         if event.guest.state is not None and event.guest.state.allowed_tokens:
             self.seqs_allowed = event.guest.state.allowed_seqs
         actions: list[Write | Freeze] = []
@@ -109,13 +116,13 @@ class GuestRules:
             self.tight_since_s = now
         return serving is not None and (self.tight_since_s is None or now - self.tight_since_s < PATIENCE_S)
 
-    def _quota(self, gate_open: bool) -> Quota:
+    def _quota(self, kv_blocks: int, gate_open: bool) -> Quota:
         policy = self._policy
         return Quota(
-            kv_blocks=self._kv_blocks,
+            kv_blocks=kv_blocks,
             tokens_per_step=policy.tokens_max,
             active_seqs=policy.seqs_max,
-            gate_open=gate_open,
+            gate_open=gate_open and self.kv.presence is Presence.ACTIVE,
             ttft_s=policy.slo.ttft_s,
             tpot_s=policy.slo.tpot_s,
             interference=policy.interference,

@@ -14,10 +14,12 @@ import time
 from pathlib import Path
 
 from rose.errors import ClusterError
-from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, BoardReader, HalfWriter, claim_quota
-from rose_executor.board_states import Quota
+from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
+from rose_executor.board_states import GuestState, Quota
 from rose_executor.guest_rules import LOOK_S, Freeze, GuestRules, Looked, Write
 from rose_executor.partitioner import Partitioner
+from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 _TRY_AGAIN_S = 0.2
 
@@ -25,12 +27,16 @@ _TRY_AGAIN_S = 0.2
 class GuestWatch:
     """Makes the board and keeps it; `run` then watches. Raises ClusterError if the board cannot be had.
 
+    `profile` learns what the guest's steps cost from those that it finds on the board; the guest itself does from all.
     `seen` is the last look, `trouble` what it failed at (board or brake), "" if at nothing. `looked_at_s`, of the
     monotonic clock, is when it last failed at nothing.
     """
 
-    def __init__(self, path: Path, rules: GuestRules, partitioner: Partitioner) -> None:
+    def __init__(
+        self, path: Path, rules: GuestRules, partitioner: Partitioner, profile: StepProfile | None = None
+    ) -> None:
         self.rules = rules
+        self.profile = StepProfile() if profile is None else profile
         self.trouble = ""
         self.seen: Looked | None = None
         self.looked_at_s = time.monotonic()
@@ -39,6 +45,7 @@ class GuestWatch:
         self._writer: HalfWriter[Quota] | None = claim_quota(path)
         self._reader = BoardReader(path)
         self._whole_at_s = 0.0
+        self._guest_steps = 0
 
     async def run(self) -> None:
         """Watch until cancelled. Sleeping between two looks is no wait for anybody, so it has no deadline."""
@@ -50,7 +57,10 @@ class GuestWatch:
         try:
             now_s = time.monotonic()
             writer = self._whole_board(now_s)
-            self.seen = Looked(self._reader.read(SERVING, now_s), self._reader.read(GUEST, now_s))
+            read = self._reader.read
+            serving_kv = self._reader.read_of_living(SERVING_KV, now_s)
+            self.seen = Looked(read(SERVING, now_s), read(GUEST, now_s), serving_kv)
+            self._learn(self.seen.guest.state, now_s)
             for action in self.rules.step(self.seen, now_s):
                 match action:
                     case Write(quota):
@@ -70,6 +80,13 @@ class GuestWatch:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    def _learn(self, guest: GuestState | None, now_s: float) -> None:
+        if guest is None or guest.computed_steps == self._guest_steps:
+            return
+        self._guest_steps = guest.computed_steps
+        shape = StepShape(guest.step_tokens, guest.step_seqs, guest.step_context_tokens)
+        self.profile.saw(shape, guest.step_s, now_s)
 
     def _whole_board(self, now_s: float) -> HalfWriter[Quota]:
         if self._writer is not None:

@@ -9,7 +9,7 @@ Invariants
   filled a block yet is given a salt for its first.
 - Requests that hold nothing yet are untouched: they compute everything under the new version.
 
-Written for vLLM 0.32, whose own reset refuses while blocks are in use.
+vLLM's own reset refuses while blocks are in use.
 """
 
 from __future__ import annotations

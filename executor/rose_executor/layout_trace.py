@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from rose.errors import TransferError
-from rose_executor import vllm_contract
+from rose_executor import vllm_contract, vllm_reliances
 from rose_executor.copy_recorder import Copied, CopyRecorder, Zeroed, storage_id
 from rose_executor.engine_model import ModelSource, as_rank, build
 from rose_executor.engine_rank import EngineRank
@@ -33,7 +33,7 @@ def trace_layout(holder: str, source: ModelSource, rank: EngineRank) -> Layout:
     that names the tensor and `holder` if the loader fails, does more than move slices, or leaves an element of
     a parameter unwritten or written twice, EngineError if this vLLM is not one that the tracing knows.
     """
-    vllm_contract.check(vllm_contract.TRACING_RELIES_ON)
+    vllm_contract.check(vllm_reliances.TRACING)
     with ExitStack() as stack:
         try:
             config = stack.enter_context(as_rank(source, rank))

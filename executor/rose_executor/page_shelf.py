@@ -4,6 +4,7 @@ Invariants
 - Whoever asks about a dead incarnation gets its final counts, also from the next owner of the folder.
 - The folder has one owner at a time; it is taken over only once nobody writes on a page of it any more.
 - Pages are bounded: the oldest go when a folder is taken over.
+- What an engine generated before it was offered is set apart, in a file beside its page: it counts for nobody.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class PageShelf:
         self.folder = folder
         self._open: dict[str, PageReader] = {}
         self._final: dict[str, int] = {}
+        self._apart: dict[str, int] = {}
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -58,18 +60,40 @@ class PageShelf:
             return None
         return self._open[incarnation]
 
+    def set_apart(self, incarnation: str) -> None:
+        """What its page counts so far was generated for nobody but its owner.
+
+        Raises EngineError if that cannot be kept for the next owner of the folder, or there is no page.
+        """
+        page = self.page(incarnation)
+        if page is None:
+            raise EngineError(f"incarnation {incarnation} has no token page in {self.folder}")
+        path = _apart_path(page.path)
+        draft = path.with_name(f".{path.name}")
+        tokens = page.total()
+        try:
+            draft.write_text(f"{tokens}\n", encoding="ascii")
+            draft.replace(path)
+        except OSError as error:
+            raise EngineError(f"{path} cannot be written: {error.strerror}", to_do="make room there") from error
+        self._apart[incarnation] = tokens
+
+    def tokens(self, incarnation: str) -> int:
+        """Tokens of an incarnation that has a page, without what was set apart."""
+        return self._open[incarnation].total() - self._apart.get(incarnation, 0)
+
     def total(self, living: Collection[str] = ()) -> int:
         """Tokens of all incarnations that were asked about, or found when the folder was taken over.
 
         Pages of incarnations that are not `living` are read once.
         """
         total = 0
-        for incarnation, page in self._open.items():
+        for incarnation in self._open:
             if incarnation in living:
-                total += page.total()
+                total += self.tokens(incarnation)
                 continue
             if incarnation not in self._final:
-                self._final[incarnation] = page.total()
+                self._final[incarnation] = self.tokens(incarnation)
             total += self._final[incarnation]
         return total
 
@@ -93,14 +117,16 @@ class PageShelf:
             log.warning("a page is of no use", why=str(error))
             return False
         self._open[_incarnation(path)] = page
+        self._apart[_incarnation(path)] = _read_apart(_apart_path(path))
         return True
 
     def _take_over(self, waits: WaitBoard) -> None:
-        for draft in self.folder.glob(".*.page.*"):
+        for draft in (*self.folder.glob(".*.page.*"), *self.folder.glob(".*.apart")):
             draft.unlink(missing_ok=True)
         paths = sorted(self.folder.glob("*.page"), key=lambda path: path.stat().st_mtime)
         for path in paths[:-PAGES_MAX]:
             path.unlink(missing_ok=True)
+            _apart_path(path).unlink(missing_ok=True)
         for path in paths[-PAGES_MAX:]:
             self._read(path)
         with waits.waiting("end of its engine", "former owner of the pages", _WRITERS_END_S):
@@ -118,6 +144,21 @@ class PageShelf:
 def _incarnation(path: Path) -> str:
     """`ENGINE_ID.INCARNATION.page`, as `EngineSettings.token_page` names it."""
     return path.name.split(".")[-2]
+
+
+def _apart_path(page: Path) -> Path:
+    return page.with_suffix(".apart")
+
+
+def _read_apart(path: Path) -> int:
+    """0 where there is none: the engine was never offered, or an older owner asked it nothing."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return 0
+    except (OSError, ValueError) as error:
+        log.warning("what was set apart is not known", path=str(path), why=str(error))
+        return 0
 
 
 def _lock(fd: int, folder: Path) -> None:

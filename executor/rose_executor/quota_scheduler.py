@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -29,20 +28,25 @@ from rose.errors import EngineError
 from rose_executor import vllm_contract
 from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota
-from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
-from rose_executor.guest_admission import GuestAdmission
+from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_board import GuestBoard
+from rose_executor.guest_trail import GuestTrail
+from rose_executor.kv_keeping import Keeping
+from rose_executor.profile_store import read_profile
 from rose_executor.quota import StarvedWatch
 from rose_executor.stalled import Stalled
+from rose_executor.step_clock import step_clock
+from rose_executor.step_log import Plan
 from rose_executor.step_meter import StepMeter
+from rose_executor.step_shape import StepShape
 
 # With the gate shut vLLM's loop would come round every millisecond, and each round costs about as much processor time.
 _LOOK_S = 0.002
 _MOVE_EVERY_S = 0.1
 
 
-class _Quota(Counting):
+class _Quota(Keeping):
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
 
     max_num_scheduled_tokens: int
@@ -61,12 +65,17 @@ class _Quota(Counting):
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
         limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
-        self._guest_admission = GuestAdmission(limits, time.monotonic())
-        self._guest_meter = StepMeter(_clock(self.vllm_config))  # type: ignore[attr-defined]
+        profile = None if env.step_profile is None else read_profile(env.step_profile)
+        self._guest_admission = GuestAdmission(limits, time.monotonic(), profile)
+        self._guest_meter = StepMeter(step_clock(self.vllm_config))  # type: ignore[attr-defined]
+        self._guest_trail = GuestTrail(env.step_log)
         self._guest_stalled = Stalled()
         self._guest_starved = StarvedWatch()
         self._guest_given_back: list[Any] = []
-        self._guest_said = GuestState(kv_blocks_total=blocks)
+        available = self.kv_backing.available_blocks
+        self._guest_available = None if available == self._guest_free_blocks else available
+        self._guest_shortfall = -blocks
+        self._guest_steps = self._guest_preemptions = self._guest_moved = 0
         self._guest_moved_at_s = time.monotonic()
         self._guest_pool.get_num_free_blocks = self._free_within_quota
         self._guest_pool.get_usage = self._usage
@@ -76,9 +85,12 @@ class _Quota(Counting):
         if not self._guest_admission.open and not self._guest_meter.under_way:
             self._wait_at_the_gate()
         self._keep_to_quota()
+        planned_at_s = time.monotonic()
         self._guest_meter.begins()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._guest_meter.scheduled(output.total_num_scheduled_tokens)
+        output = super().schedule(*args, **kwargs)
+        self._guest_meter.scheduled(self._shape(output.num_scheduled_tokens))
+        if output.total_num_scheduled_tokens:
+            self._guest_trail.planned(self._plan(planned_at_s))
         self._give_back_stalled(output.num_scheduled_tokens)
         self._report(output.total_num_scheduled_tokens)
         return output
@@ -86,8 +98,10 @@ class _Quota(Counting):
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if scheduler_output.total_num_scheduled_tokens:
-            self._guest_meter.ended()
-            self._guest_admission.computed(self._guest_meter.tokens, self._guest_meter.seconds)
+            meter = self._guest_meter
+            meter.ended()
+            self._guest_trail.ended(meter.shape, meter.seconds)
+            self._guest_admission.computed(meter.shape, meter.seconds, time.monotonic())
         self._tell_given_back(outputs)
         return outputs
 
@@ -98,12 +112,29 @@ class _Quota(Counting):
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        self._guest_admission.look(self._guest_board.look(now_s), now_s, self._guest_meter.under_way)
+        self._guest_admission.look(self._guest_board.look(now_s), now_s, self._pending())
+        self.kv_blocks_kept = self._guest_admission.quota.kv_blocks
+        self._guest_shortfall = self.kv_blocks_kept - self._guest_admission.limits.kv_blocks
+
+    def _pending(self) -> Pending:
+        running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
+        last = self._guest_meter.shape
+        return Pending(max(1, running + waiting), last.context_tokens + last.tokens, self._guest_meter.under_way)
+
+    def _shape(self, scheduled: dict[str, int]) -> StepShape:
+        # vLLM counts the tokens of this step as computed as soon as it has scheduled them.
+        requests: dict[str, Any] = self.requests  # type: ignore[attr-defined]
+        behind = sum(requests[one].num_computed_tokens - new for one, new in scheduled.items())
+        return StepShape(sum(scheduled.values()), len(scheduled), behind)
+
+    def _plan(self, at_s: float) -> Plan:
+        admission = self._guest_admission
+        return Plan(at_s, admission.arrivals, self._used_blocks(), admission.quota.kv_blocks)
 
     def _wait_at_the_gate(self) -> None:
         """Stay here a little while nothing may be computed, and leave as soon as something may."""
         deadline_s = time.monotonic() + HEARTBEAT_S / 2
-        while not self._guest_admission.open and time.monotonic() < deadline_s:
+        while not self._guest_admission.open and self.kv_settled() and time.monotonic() < deadline_s:
             time.sleep(_LOOK_S)
             self._look()
 
@@ -132,7 +163,7 @@ class _Quota(Counting):
         # As vLLM does when it sets requests back between steps: a resumed one is then sent to the worker whole.
         self.prev_step_scheduled_req_ids.discard(request_id)  # type: ignore[attr-defined]
         self._guest_stalled.set_back(request_id)
-        self._guest_said = replace(self._guest_said, preemptions=self._guest_said.preemptions + 1)
+        self._guest_preemptions += 1
 
     def _give_back_stalled(self, scheduled: dict[str, int]) -> None:
         now_s = time.monotonic()
@@ -148,7 +179,7 @@ class _Quota(Counting):
         if request_ids:
             ended = self.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
             self._guest_given_back += ended
-            self._guest_said = replace(self._guest_said, moved=self._guest_said.moved + len(ended))
+            self._guest_moved += len(ended)
 
     def _tell_given_back(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for request in self._guest_given_back:
@@ -165,31 +196,42 @@ class _Quota(Counting):
             scheduled_tokens=scheduled_tokens,
             now_s=time.monotonic(),
         )
-        self._guest_said = replace(
-            self._guest_said,
-            steps=self._guest_said.steps + 1,
-            computed_steps=meter.steps,
-            quota_number=admission.quota_number,
-            running=running,
-            waiting=waiting,
-            kv_blocks_used=self._used_blocks(),
-            step_s=meter.seconds,
-            step_tokens=meter.tokens,
-            busy_s=meter.busy_s,
-            slack_s=admission.slack_s,
-            allowed_tokens=admission.allowed.tokens_per_step,
-            allowed_seqs=admission.allowed.active_seqs,
-            open_s=admission.open_s,
-            starved_at_s=starved.since_s,
-            starvations=starved.count,
+        self._guest_steps += 1
+        self._guest_board.report(
+            GuestState(
+                steps=self._guest_steps,
+                computed_steps=meter.steps,
+                quota_number=admission.quota_number,
+                running=running,
+                waiting=waiting,
+                kv_blocks_used=self._used_blocks(),
+                kv_blocks_total=admission.limits.kv_blocks,
+                kv_blocks_resident=self.kv_backing.resident_blocks,
+                step_s=meter.seconds,
+                step_tokens=meter.shape.tokens,
+                step_seqs=meter.shape.seqs,
+                step_context_tokens=meter.shape.context_tokens,
+                busy_s=meter.busy_s,
+                slack_s=admission.slack_s,
+                allowed_tokens=admission.allowed.tokens_per_step,
+                allowed_seqs=admission.allowed.active_seqs,
+                open_s=admission.open_s,
+                preemptions=self._guest_preemptions,
+                moved=self._guest_moved,
+                starved_at_s=starved.since_s,
+                starvations=starved.count,
+            )
         )
-        self._guest_board.report(self._guest_said)
 
     def _used_blocks(self) -> int:
         return self._guest_admission.limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        return max(0, self._guest_admission.quota.kv_blocks - self._used_blocks())
+        """Asked for each request in each step, so it says no more than it must."""
+        free = self._guest_free_blocks() + self._guest_shortfall
+        if self._guest_available is not None:
+            free = min(free, self._guest_available())
+        return free if free > 0 else 0
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""
@@ -210,11 +252,3 @@ class QuotaScheduler(_Quota, Scheduler):  # type: ignore[misc]
 
 class QuotaAsyncScheduler(_Quota, AsyncScheduler):  # type: ignore[misc]
     """For guests on GPU: a plain scheduler would silently switch asynchronous scheduling off."""
-
-
-def _clock(config: Any) -> Callable[[], float]:
-    """The clock of a step's cost: processor time where this very thread computes on the CPU, else time that passes."""
-    from vllm.platforms import current_platform
-
-    computes_here = config.parallel_config.distributed_executor_backend == "uni"
-    return time.thread_time if current_platform.is_cpu() and computes_here else time.perf_counter

@@ -1,6 +1,6 @@
 """The id that a client gave a request, from the one that vLLM uses inside.
 
-vLLM 0.32's token route turns `<id>` into `generate-tokens-<id>-<8 hex digits>`.
+vLLM's token route turns `<id>` into `generate-tokens-<id>-<8 hex digits>`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One line in the engine's log for each request that it ended, by which a trajectory is followed into the engine.
+"""Lines in the engine's own log: one for each request that it ended, by which a trajectory is followed into the engine.
 
 Invariants
 - The line is JSON as in the logs of all our processes, and written by one call, so it stays whole among vLLM's own.
@@ -34,7 +34,7 @@ def ended_line(
             "why": why,
             "event": "request ended",
             "level": "info",
-            "timestamp": datetime.fromtimestamp(ended_s, UTC).isoformat().replace("+00:00", "Z"),
+            "timestamp": _stamp(ended_s),
         },
         ensure_ascii=False,
     )
@@ -42,6 +42,18 @@ def ended_line(
 
 def log_ended(request_id: str, count: RequestCount, *, arrived_s: float, set_back: int, why: str) -> None:
     """Write it to standard output, past vLLM's own wrapper, which would put words before it."""
-    line = ended_line(request_id, count, arrived_s=arrived_s, ended_s=time.time(), set_back=set_back, why=why)
+    _write(ended_line(request_id, count, arrived_s=arrived_s, ended_s=time.time(), set_back=set_back, why=why))
+
+
+def log_fact(event: str, **facts: str) -> None:
+    """Write one about the engine itself."""
+    _write(json.dumps({"part": "engine", **facts, "event": event, "level": "info", "timestamp": _stamp(time.time())}))
+
+
+def _stamp(at_s: float) -> str:
+    return datetime.fromtimestamp(at_s, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _write(line: str) -> None:
     with contextlib.suppress(OSError):
         os.write(_STDOUT, f"{line}\n".encode(errors="backslashreplace"))

@@ -18,17 +18,24 @@ from dataclasses import replace
 
 from rose_executor.board_states import ServingState
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 _PROMPT_FADES = 0.98
 """Of the longest recent prompt, with each later one: the last fifty or so decide."""
 
 
 class ServingSteps:
-    """Counts from `now_s` of the monotonic clock; `kv_blocks_total` is the engine's whole KV cache."""
+    """Counts from `now_s` of the monotonic clock; the engine's KV cache is `kv_blocks_total` of `block_tokens` each.
 
-    def __init__(self, kv_blocks_total: int, now_s: float) -> None:
+    `profile` is what its steps are known to cost, if that is known.
+    """
+
+    def __init__(
+        self, kv_blocks_total: int, now_s: float, block_tokens: int = 16, profile: StepProfile | None = None
+    ) -> None:
         self.state = ServingState(stepped_at_s=now_s, kv_blocks_total=kv_blocks_total)
-        self._profile = StepProfile()
+        self._block_tokens = block_tokens
+        self._profile = StepProfile() if profile is None else profile
         self._prompt_tokens = 0.0
         self._arrived: dict[int, float] = {}
         self._unseen: deque[float] = deque()
@@ -37,15 +44,14 @@ class ServingSteps:
     def arrived(self, request: int, now_s: float) -> ServingState:
         """A request is there, under a number of its own; the engine has not taken it in yet."""
         self._arrived[request] = now_s
-        self.state = self._with_unanswered(replace(self.state, arrivals=self.state.arrivals + 1))
-        return self.state
+        return self._told(arrivals=self.state.arrivals + 1)
 
     def left(self, request: int) -> ServingState:
         """It is over, however it ended."""
         if self._arrived.pop(request, None) is not None:
             # Perhaps with all its tokens, before the report of the step in which it got the first of them.
             self._left_early += 1
-            self.state = self._with_unanswered(self.state)
+            return self._told()
         return self.state
 
     def stepped(
@@ -72,23 +78,20 @@ class ServingSteps:
         )
         step_s = before.step_s if began_s is None else now_s - began_s
         if began_s is not None:
-            self._profile.saw(tokens, step_s)
+            context_tokens = before.kv_blocks_used * self._block_tokens
+            self._profile.saw(StepShape(tokens, max(1, running + finished), context_tokens), step_s, now_s)
         self._read(prompt_tokens, first_tokens)
         self._answer(running + waiting, first_tokens, finished, now_s)
-        state = replace(
-            before,
+        return self._told(
             steps=before.steps + 1,
             running=running,
             waiting=waiting,
-            decoding=self._answered,
             stepped_at_s=now_s,
             step_s=step_s,
             step_tokens=tokens,
             kv_blocks_used=round(kv_usage * before.kv_blocks_total),
             busy_s=before.busy_s + min(step_s, since_s),
         )
-        self.state = self._with_unanswered(state)
-        return self.state
 
     def _read(self, prompt_tokens: int, first_tokens: int) -> None:
         if first_tokens:
@@ -108,15 +111,26 @@ class ServingSteps:
         while len(self._unseen) < unanswered:
             self._unseen.append(now_s)
 
-    def _with_unanswered(self, state: ServingState) -> ServingState:
-        """Whoever knows of more requests, or of an older one, is believed."""
+    def _told(self, **changes: float) -> ServingState:
+        """The state with these changes and what the books say: whoever knows of more requests, or of an older one, is
+        believed.
+        """
         count = max(len(self._arrived), len(self._unseen))
         oldest_s = min(next(iter(self._arrived.values()), math.inf), next(iter(self._unseen), math.inf))
         prompt = round(self._prompt_tokens)
-        return replace(
-            state,
+        behind = self.state.kv_blocks_used * self._block_tokens
+        tokens, seqs = self._answered + (prompt if count else 0), self._answered + min(1, count)
+        # Made once: it is the dearest part of a step's report.
+        self.state = replace(
+            self.state,
+            decoding=self._answered,
             unanswered=count,
             oldest_unanswered_at_s=oldest_s if count else 0.0,
-            first_token_s=self._profile.seconds(prompt),
-            next_step_s=self._profile.seconds(state.decoding + (prompt if count else 0)),
+            first_token_s=self._seconds(StepShape(prompt, 1, behind)),
+            next_step_s=self._seconds(StepShape(tokens, seqs, behind)),
+            **changes,  # type: ignore[arg-type]
         )
+        return self.state
+
+    def _seconds(self, shape: StepShape) -> float:
+        return self._profile.seconds(shape) if shape.tokens else 0.0

@@ -10,33 +10,36 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from rose_executor.step_shape import StepShape
+
 
 class StepMeter:
-    """`seconds` and `tokens` are those of the last step that ended, `busy_s` the sum over all `steps`."""
+    """`seconds` and `shape` are those of the last step that ended, `busy_s` the sum over all `steps`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._under_way: deque[tuple[float, int]] = deque()
+        self._under_way: deque[tuple[float, StepShape]] = deque()
         self._began = self._ended = 0.0
         self.seconds = self.busy_s = 0.0
-        self.tokens = self.steps = 0
+        self.shape = StepShape(0, 0)
+        self.steps = 0
 
     @property
-    def under_way(self) -> tuple[int, ...]:
-        """The tokens of each step that computes now."""
-        return tuple(tokens for _, tokens in self._under_way)
+    def under_way(self) -> tuple[StepShape, ...]:
+        """Each step that computes now."""
+        return tuple(shape for _, shape in self._under_way)
 
     def begins(self) -> None:
         self._began = self._clock()
 
-    def scheduled(self, tokens: int) -> None:
-        """The step that has begun last computes so many."""
-        if tokens:
-            self._under_way.append((self._began, tokens))
+    def scheduled(self, shape: StepShape) -> None:
+        """What the step that has begun last has to do."""
+        if shape.tokens:
+            self._under_way.append((self._began, shape))
 
     def ended(self) -> None:
         """The oldest step under way is over."""
-        began, self.tokens = self._under_way.popleft()
+        began, self.shape = self._under_way.popleft()
         now = self._clock()
         self.seconds = now - max(began, self._ended)
         self.busy_s += self.seconds

@@ -7,7 +7,7 @@ Invariants
   has to vouch for one.
 - What ends a turn is what the caller says (`stop_token_ids`, `max_tokens`), not the model folder's defaults.
 
-Speaks vLLM 0.32's `POST /inference/v1/generate`.
+Speaks vLLM 0.32's `POST /inference/v1/generate`, which `vllm_030` has the older one speak too.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from rose.logs import logger
-from rose_executor import version_label, vllm_contract
+from rose_executor import version_label, vllm_contract, vllm_reliances
 
 log = logger("transfer plugin")
 BACKEND = "rose"
@@ -23,7 +23,7 @@ def register() -> None:
 
     A vLLM that moved what this relies on is left as it is: it may be a user's own, which must not suffer from ours.
     """
-    if missing := vllm_contract.broken(vllm_contract.BACKEND_RELIES_ON):
+    if missing := vllm_contract.broken(vllm_reliances.BACKEND):
         log.info("the weight transfer backend is not offered", why="; ".join(missing))
         return
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
@@ -53,7 +53,7 @@ class _ReadToTheEnd(list[Any]):
 def _ask_every_worker() -> None:
     """Where one of several workers fails, the others are neither left waiting for it, nor left unread.
 
-    vLLM 0.32 does not read the answers of the others then, and takes them for those to its next question. And a worker
+    vLLM does not read the answers of the others then, and takes them for those to its next question. And a worker
     for which a list of update information is too short fails before the backend, which others wait in, hears of it.
     """
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor

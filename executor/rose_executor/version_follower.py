@@ -16,7 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import cast
@@ -69,10 +69,15 @@ class _News:
             return await anext(offers)
 
 
+async def _at_once(followed: Followed) -> None:
+    """Nothing is waited for."""
+
+
 class VersionFollower:
     """`runs` is the version that the engine was started with, None if that is none of the publisher's.
 
-    `applied` is told of each version that the engine runs. See `ControlClient.commit` for `keep_kv`.
+    `applied` is told of each version that the engine runs. While `before_next` is awaited with it the engine stays on
+    that version; what it raises ends the following. See `ControlClient.commit` for `keep_kv`.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class VersionFollower:
         fetch_timeout_s: float = 600.0,
         keep_kv: bool = False,
         applied: Callable[[Followed], None] = lambda followed: None,
+        before_next: Callable[[Followed], Awaitable[None]] = _at_once,
     ) -> None:
         self._control = control
         self._receiver = receiver
@@ -94,6 +100,7 @@ class VersionFollower:
         self._fetch_timeout_s = fetch_timeout_s
         self._keep_kv = keep_kv
         self._applied = applied
+        self._before_next = before_next
         self._trusted = True
 
     @property
@@ -109,9 +116,10 @@ class VersionFollower:
         """
         seen = self._runs
         while True:
+            followed: Followed | None = None
             offer = await self._news.next(seen)
             try:
-                await self._take(offer)
+                followed = await self._take(offer)
             except Refused:
                 raise
             except ObjectMissing as error:
@@ -121,14 +129,18 @@ class VersionFollower:
                 continue
             self._attempts.succeeded()
             seen = offer
+            if followed is not None:
+                await self._before_next(followed)
 
-    async def _take(self, offer: Offer) -> None:
-        """Fetch a version and let the engine have it, unless it refuses. Raises as `Receiver.fetch`, or EngineError."""
+    async def _take(self, offer: Offer) -> Followed | None:
+        """Fetch a version and let the engine have it; None if that refuses it.
+
+        Raises as `Receiver.fetch`, or EngineError.
+        """
         for attempt in range(1, ATTEMPTS + 1):
             fetched = await self._fetch(offer)
             try:
-                await self._apply(fetched)
-                return
+                return await self._apply(fetched)
             except DeadlineExceeded as error:
                 raise EngineError(f"the engine does not answer: {error.what}") from error
             except TransferError as error:
@@ -139,6 +151,7 @@ class VersionFollower:
                         raise _not_alone(error, offer.version) from error
                     raise
                 log.warning("the weights are mixed; a version begins anew", version=offer.version, why=str(error))
+        return None
 
     async def _is_poisoned(self) -> bool:
         """Whether the engine lives, and a version that begins anew would heal it."""
@@ -155,7 +168,7 @@ class VersionFollower:
             deadline_s=self._fetch_timeout_s,
         )
 
-    async def _apply(self, fetched: Fetched) -> None:
+    async def _apply(self, fetched: Fetched) -> Followed:
         pause_ms = 0.0
         if fetched.steps:
             self._trusted = False
@@ -164,11 +177,13 @@ class VersionFollower:
             )
             self._trusted, pause_ms = True, committed.pause_ms
         self._runs = Offer(fetched.version, fetched.fingerprint)
-        self._applied(Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, pause_ms))
+        followed = Followed(fetched.version, fetched.fingerprint, fetched.bytes_received, pause_ms)
+        self._applied(followed)
         try:
             await asyncio.to_thread(self._receiver.forget)
         except TransferError as error:
             log.warning("what was applied is not removed yet", why=str(error))
+        return followed
 
 
 def _not_alone(error: EngineError, version: int) -> EngineError:

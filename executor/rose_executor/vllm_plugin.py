@@ -2,18 +2,20 @@
 
 Invariants
 - In a process that is not an engine of ROSE, `register` only offers the weight transfer backend `rose`, for who chooses
-  it.
+  it, and has a serving engine give memory back where its user asks for that.
 - Every process of an engine dies with the one that started it.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
+from rose.errors import ConfigError
 from rose.processes import die_with_parent, forked_children_die_with_parent
-from rose_executor import transfer_plugin, vllm_contract
-from rose_executor.engine_env import EngineEnv
+from rose_executor import transfer_plugin, vllm_030, vllm_contract, vllm_reliances
+from rose_executor.engine_env import EngineEnv, serving_kv_spare
 
 
 def register() -> None:
@@ -21,15 +23,32 @@ def register() -> None:
     transfer_plugin.register()
     env = EngineEnv.read()
     if env is None:
+        _give_serving_memory_back()
         return
+    vllm_030.level_engine()
     vllm_contract.check()
     if env.board is not None:
-        vllm_contract.check(vllm_contract.QUOTA_RELIES_ON)
+        vllm_contract.check(vllm_reliances.QUOTA)
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()
+    if env.board is not None:
+        _begin_without_pages()
     if env.unpacked_weights:
         _keep_weights_unpacked()
+
+
+def _give_serving_memory_back() -> None:
+    """In a serving engine whose user asks for it; a setting that means nothing must not keep it from starting."""
+    try:
+        spare = serving_kv_spare()
+    except ConfigError as error:
+        logging.getLogger("vllm.rose").warning("ROSE gives no memory back, serving goes on: %s", error)
+        return
+    if spare is not None:
+        from rose_executor import kv_serving
+
+        kv_serving.install(spare)
 
 
 def _add_engine_core_methods() -> None:
@@ -40,6 +59,16 @@ def _add_engine_core_methods() -> None:
 
     for name in core_methods.NAMES:
         setattr(EngineCore, name, getattr(core_methods, name))
+
+
+def _begin_without_pages() -> None:
+    """A guest takes no memory for its cache before it has read a quota. On GPU that is kvcached's matter."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from rose_executor import kv_untouched
+
+        kv_untouched.install()
 
 
 def _keep_weights_unpacked() -> None:

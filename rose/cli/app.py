@@ -11,6 +11,7 @@ import typer
 
 from rose.cli.app_executor import executor
 from rose.cli.app_look import dashboard, doctor, job_file, status, trace
+from rose.cli.app_profile import profile
 from rose.cli.app_run import demo, run
 from rose.cli.app_services import relay, scheduler
 from rose.cli.app_weights import weights
@@ -56,6 +57,7 @@ def _rose(
     \b
     Examples:
       rose doctor                     what this machine has, and what it lacks
+      rose profile MODEL              what an engine's steps cost on it
       rose demo                       the whole in small, some four minutes
       rose run job.toml --dry-run     check a job before running it
       rose run job.toml
@@ -75,4 +77,5 @@ app.command("job-file")(job_file)
 app.command()(relay)
 app.command()(scheduler)
 app.command()(executor)
+app.command()(profile)
 app.add_typer(weights, name="weights")

@@ -35,7 +35,8 @@ def executor(
 
     It keeps a guest engine below the serving vLLM, brings it the weights of the run, and offers it to the run's
     scheduler while serving has slack within its SLO. The serving vLLM needs ROSE_SERVING_BOARD=/path/of/board in its
-    environment, and nothing else. SIGTERM ends it, and the guest with it; serving is never touched.
+    environment, and nothing else; without that its metrics page can be scraped, and reaction is coarser. SIGTERM ends
+    it, and the guest with it; serving is never touched.
 
     \b
     The file, with its defaults:
@@ -46,12 +47,15 @@ def executor(
       metrics_port = 0
       state = "state"         # no default: what outlives it, such as counted tokens
       cores = []              # of the guest; none named: all
+      profiles = ""           # a folder; else where `rose profile` keeps what it found
+      certificates = ""       # a folder with ca.crt, tls.crt and tls.key: TLS both ways
       [join]                  # what --join brings: a run's lend.toml
       scheduler = "127.0.0.1:7080"
       weights = "127.0.0.1:7070"
       token_file = "token"
       [serving]
       board = "/dev/shm/board"
+      metrics = ""            # http://HOST:PORT/metrics of a vLLM that was not started with that
       ttft_ms = 500.0         # the SLO; no defaults
       tpot_ms = 60.0
       [guest]
@@ -69,6 +73,12 @@ def executor(
       [partition]
       guest_share = 1.0       # of the GPU's threads (MPS), or of its cores; 1: no ceiling
       guest_memory_gib = 0.0  # of each GPU (MPS); 0: no limit
+      [memory]                # for the keys and values of both engines
+      pool_gib = 0.0          # 0: a fixed split, each keeps its whole cache
+      serving_gib = 0.0       # the whole cache of the serving engine
+      headroom = 0.2
+      watermark = 0.5
+      freeze_s = 30.0
 
     \b
     Examples:

@@ -38,7 +38,10 @@ def relay(
     ca: Annotated[
         Path | None, typer.Option("--ca", metavar="FILE", help="Use TLS upstream, and trust this certificate.")
     ] = None,
-    cert: Annotated[Path | None, typer.Option("--cert", metavar="FILE", help="Serve with TLS: certificate.")] = None,
+    cert: Annotated[
+        Path | None,
+        typer.Option("--cert", metavar="FILE", help="Serve with TLS: certificate. It is shown upstream too."),
+    ] = None,
     key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Serve with TLS: its key.")] = None,
 ) -> None:
     """Pass weights on to the engines near by.
@@ -71,6 +74,10 @@ def scheduler(
     metrics_port: Annotated[
         int | None, typer.Option("--metrics-port", metavar="N", help="Loopback port of its metrics; 0 takes any.")
     ] = None,
+    certificates: Annotated[
+        str | None,
+        typer.Option("--certificates", metavar="DIR", help="Folder with ca.crt, tls.crt and tls.key: TLS both ways."),
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="First part of its id.")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder that gets one output folder, with the log.")
@@ -90,6 +97,7 @@ def scheduler(
       port = 0
       metrics_port = 0
       token_file = "token"    # no default
+      certificates = ""
       [limits]
       beat_deadline_s = 3.0   # silence that makes an engine stale
       dead_after_s = 15.0     # and dead
@@ -107,5 +115,6 @@ def scheduler(
     """
     from rose.cli.scheduler import scheduler_command
 
-    flags = {"token_file": token_file, "port": port, "metrics_port": metrics_port, "name": name, "out": out}
+    flags = {"token_file": token_file, "certificates": certificates, "port": port, "metrics_port": metrics_port}
+    flags |= {"name": name, "out": out}
     scheduler_command(config, flags)

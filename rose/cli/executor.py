@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import typer
 
+from rose.certificates import Certificates
 from rose.errors import DeadlineExceeded, EngineError, SchedulerError
 from rose.logs import logger
 from rose.waits import WaitBoard
@@ -66,9 +67,13 @@ class SchedulerLender:
 
 
 @contextlib.asynccontextmanager
-async def open_lender(address: str, token: str, waits: WaitBoard) -> AsyncIterator[SchedulerLender]:
+async def open_lender(
+    address: str, token: str, certificates: Certificates | None, waits: WaitBoard
+) -> AsyncIterator[SchedulerLender]:
     """Lend to the scheduler at an address."""
-    async with SchedulerClient(address, token=token, waits=waits, timeout_s=_CALL_S) as client:
+    async with SchedulerClient(
+        address, token=token, waits=waits, timeout_s=_CALL_S, certificates=certificates
+    ) as client:
         yield SchedulerLender(client)
 
 

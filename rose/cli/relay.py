@@ -76,12 +76,13 @@ def _ends(options: RelayOptions) -> _Ends:
     """Raises ConfigError."""
     if (options.cert is None) != (options.key is None):
         raise ConfigError("--cert and --key go together", expected="both or none")
+    own = None if options.cert is None or options.key is None else (options.cert, options.key)
     return _Ends(
         read_token(options.token_file),
         host_and_port(options.upstream),
         host_and_port(options.listen),
-        None if options.ca is None else client_tls(options.ca),
-        None if options.cert is None or options.key is None else server_tls(options.cert, options.key),
+        None if options.ca is None else client_tls(options.ca, own),
+        None if own is None else server_tls(*own),
     )
 
 

@@ -42,6 +42,7 @@ from rose.trainer.alarm import AlarmSettings, MalformedAlarm
 from rose.versions import VersionState
 from rose_executor.engine_health import Wanted
 from rose_executor.guest_rules import GuestRules
+from rose_executor.kv_budget import KvShare
 from rose_executor.slack import SlackPolicy
 from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
@@ -58,7 +59,7 @@ SLO = Slo(ttft_s=0.4, tpot_s=0.08)
 class Cores:
     """What makes each core of the product; a mutant stands in for one here."""
 
-    rules: Callable[[SlackPolicy, int], GuestRules] = GuestRules
+    rules: Callable[[SlackPolicy, KvShare], GuestRules] = GuestRules
     placement: Callable[[Limits], Placement] = Placement
     ledger: Callable[[], TokenLedger] = TokenLedger
     versions: Callable[[], VersionState] = VersionState

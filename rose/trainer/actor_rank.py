@@ -14,10 +14,12 @@ import torch
 
 from rose.config import Job
 from rose.records import Group
+from rose.trainer.answering import OUTPUT_TOKENS, QUESTION_TOKENS, known_answer, question
 from rose.trainer.grpo import GrpoSettings, update
 from rose.trainer.optimizer import OptimizerSettings, WarmUpAdamW
 from rose.trainer.policy import Weights, load_policy, rounded_bf16
 from rose.trainer.update_stats import UpdateStats
+from rose_transfer.distribution.known_answer import KnownAnswer
 
 
 class ActorRank:
@@ -32,6 +34,8 @@ class ActorRank:
             OptimizerSettings(job.train.learning_rate, warm_up_updates=job.train.warmup_steps),
         )
         self._rng = random.Random(job.run.seed)
+        tokens = min(QUESTION_TOKENS, job.engine.max_model_len - OUTPUT_TOKENS)
+        self._question = question(self._policy.vocabulary, tokens)
         self._settings = GrpoSettings(
             minibatches=job.train.minibatches,
             micro_batch_tokens=job.train.micro_batch_tokens,
@@ -48,3 +52,7 @@ class ActorRank:
     def weights(self) -> Weights:
         """All parameters, bfloat16."""
         return rounded_bf16(self._policy.weights())
+
+    def answer(self) -> KnownAnswer:
+        """What an engine with these weights must answer to a question that is the same for all versions."""
+        return known_answer(self._policy, self._question)

@@ -20,6 +20,7 @@ from rose.trainer.recorder import Recorder
 from rose.trainer.remote_episodes import open_environments
 from rose.trainer.update_stats import UpdateStats
 from rose.waits import WaitBoard
+from rose_transfer.distribution.known_answer import KnownAnswer
 
 
 class Actor(Protocol):
@@ -31,6 +32,10 @@ class Actor(Protocol):
 
     async def weights(self) -> Weights:
         """All parameters, bfloat16."""
+        ...
+
+    async def answer(self) -> KnownAnswer:
+        """What an engine with these weights must answer."""
         ...
 
 

@@ -48,7 +48,10 @@ from rose.version_events import (
 from rose.versions import EnginePhase, VersionState
 from rose.waits import WaitBoard
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
+from rose_transfer.distribution.known_answer import KnownAnswer
+from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import Outlet
+from rose_transfer.distribution.told_answers import ToldAnswers
 from rose_transfer.layout.checkpoint import model_shapes
 from rose_transfer.layout.layout import Parameter
 from rose_transfer.snapshot import Snapshot, check_tensors
@@ -117,7 +120,8 @@ class EngineVersions:
     ) -> None:
         self._shapes = model_shapes(base_dir)
         self._store = Store(folder / "store")
-        self._outlet = Outlet(self._store, [serve])
+        self._answers = ToldAnswers()
+        self._outlet = Outlet(self._store, [serve], answers=self._answers.text)
         self._folders = VersionFolders(folder / "folders", self._store, base_dir)
         self._announced = -1
         self._packing = pack_whole({name: Parameter(shape, PUBLISHED_DTYPE) for name, shape in self._shapes.items()})
@@ -172,13 +176,16 @@ class EngineVersions:
         finally:
             await self._driver.send(Unpinned(version, by))
 
-    async def publish(self, version: int, state: Mapping[str, torch.Tensor]) -> PublishedVersion:
+    async def publish(self, version: int, state: Mapping[str, torch.Tensor], answer: KnownAnswer) -> PublishedVersion:
         """Store `state` (HF names, float32 or bf16 tensors, rounded to bf16) whole, then announce it.
+
+        `answer` is told to whoever asks what engines with this version must answer.
 
         Raises TransferError if a tensor is missing, wrong or not finite, or it cannot be written; earlier versions are
         untouched.
         """
         made = await self._in_thread(f"stored version {version}", self._store_version, version, state)
+        self._answers.tell(Offer(version, made.fingerprint), answer)
         self._outlet.announce_newest()
         await self._driver.send(Published(version, made.fingerprint))
         self._announced = version
@@ -251,6 +258,7 @@ class EngineVersions:
                 await self._supervisor.replace(action.incarnation, action.why)
             case Retire():
                 await self._in_thread(f"end of version {action.version}", self._store.retire, action.version)
+                self._answers.keep_only(self._store.versions())
         return []
 
     async def _stage(self, order: Stage) -> VersionEvent:

@@ -2,7 +2,7 @@
 
 Invariants
 - One token, made for this run and kept in its runtime folder, opens its scheduler, its weights and the counts of
-  engines that are lent to it.
+  engines that are lent to it; where the run has certificates, whoever comes shows one as well.
 - Every incarnation of the run's own engine is watched by the books and known here before anyone is sent to it.
 - `lend.toml` is there once scheduler and weights both answer.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from aiohttp import ClientSession
 
 from rose import toml
+from rose.certificates import Certificates
 from rose.config import Job
 from rose.errors import ClusterError
 from rose.trainer.books import Books
@@ -77,7 +78,13 @@ class Leasing:
 
 @contextlib.asynccontextmanager
 async def open_leasing(
-    job: Job, token: str, recorder: Recorder, books: Books, http: ClientSession, waits: WaitBoard
+    job: Job,
+    token: str,
+    certificates: Certificates | None,
+    recorder: Recorder,
+    books: Books,
+    http: ClientSession,
+    waits: WaitBoard,
 ) -> AsyncIterator[Leasing]:
     """Start the scheduler of a run; once the body has ended, have the last counts of lent engines booked.
 
@@ -92,10 +99,14 @@ async def open_leasing(
     token_file = run.runtime / TOKEN_FILE
     write_secret(token_file, token)
     told = partial(recorder.part, NAME)
-    async with open_scheduler(run.output, token_file, job.scheduler.port, waits, told) as scheduler:
+    opening = open_scheduler(run.output, token_file, job.run.certificates, job.scheduler.port, waits, told)
+    async with opening as scheduler:
         address = await scheduler.ready()
-        async with SchedulerClient(address, token=token, waits=waits, timeout_s=TELL_TIMEOUT_S) as client:
-            counts = partial(CountsClient, token=token, waits=waits, timeout_s=COUNTS_TIMEOUT_S)
+        calling = partial(
+            SchedulerClient, token=token, waits=waits, timeout_s=TELL_TIMEOUT_S, certificates=certificates
+        )
+        counts = partial(CountsClient, token=token, waits=waits, timeout_s=COUNTS_TIMEOUT_S, certificates=certificates)
+        async with calling(address) as client:
             engines = Engines(books, waits, route=route, counts=counts, told=recorder.part)
             try:
                 yield Leasing(scheduler, client, engines, job.engine.max_num_seqs, recorder)

@@ -166,7 +166,8 @@ class TrainingLoop:
     async def _publish(self, version: int, weights: Weights) -> tuple[PublishedVersion, float]:
         start_s = time.monotonic()
         with self._parts.recorder.during("publish"):
-            published = await self._parts.engine_versions.publish(version, weights)
+            answer = await self._parts.actor.answer()
+            published = await self._parts.engine_versions.publish(version, weights, answer)
         self._parts.recorder.published(version)
         return published, time.monotonic() - start_s
 

@@ -55,6 +55,11 @@ class Policy:
         """The Hugging Face model itself, for saving and sampling."""
         return self._model
 
+    @property
+    def vocabulary(self) -> int:
+        """How many ids the model has an embedding for."""
+        return int(self._model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
+
     def logits_at(self, ids_BT: Tensor, row_N: Tensor, column_N: Tensor) -> Tensor:
         """Next-token logits (N, vocabulary) after the tokens at (row, column) of right-padded `ids_BT`.
 

@@ -22,6 +22,7 @@ from rose.trainer.rank import Rank
 from rose.trainer.reference_rank import ReferenceRank
 from rose.trainer.update_stats import UpdateStats
 from rose.waits import WaitBoard
+from rose_transfer.distribution.known_answer import KnownAnswer
 
 ACTOR, REFERENCE = "actor", "reference"
 
@@ -40,6 +41,10 @@ class RemoteActor:
     async def weights(self) -> Weights:
         """See `ActorRank.weights`."""
         return cast(Weights, await self._rank.call("weights", what="weights", timeout_s=self._timeout_s))
+
+    async def answer(self) -> KnownAnswer:
+        """See `ActorRank.answer`."""
+        return cast(KnownAnswer, await self._rank.call("answer", what="known answer", timeout_s=self._timeout_s))
 
 
 class RemoteReference:

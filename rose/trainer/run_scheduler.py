@@ -39,11 +39,18 @@ class RunScheduler:
     """Made by `open_scheduler`. `run` must run for one that dies to be started again."""
 
     def __init__(
-        self, process: Process, output: Path, token_file: Path, waits: WaitBoard, told: Callable[[str, str], None]
+        self,
+        process: Process,
+        output: Path,
+        token_file: Path,
+        certificates: str,
+        waits: WaitBoard,
+        told: Callable[[str, str], None],
     ) -> None:
         self._process = process
         self._output = output
         self._token_file = token_file
+        self._certificates = certificates
         self._waits = waits
         self._told = told
         self._restarts = 0
@@ -73,7 +80,7 @@ class RunScheduler:
             log.warning("scheduler restarts", why=why, restarts=self._restarts)
             self._told("starting", f"restart {self._restarts}: {why}")
             port = int(self.address.rpartition(":")[2])
-            spawned = _spawn(self._output, self._token_file, port)
+            spawned = _spawn(self._output, self._token_file, self._certificates, port)
             self._process = await self._waits.within(spawned, "process", NAME, START_TIMEOUT_S, boundary="cluster")
             try:
                 await self._serving()
@@ -117,16 +124,23 @@ class RunScheduler:
 
 @contextlib.asynccontextmanager
 async def open_scheduler(
-    output: Path, token_file: Path, port: int, waits: WaitBoard, told: Callable[[str, str], None]
+    output: Path,
+    token_file: Path,
+    certificates: str,
+    port: int,
+    waits: WaitBoard,
+    told: Callable[[str, str], None],
 ) -> AsyncIterator[RunScheduler]:
     """Start a scheduler that logs below `output` and takes the token in `token_file`; port 0 is any free one.
+
+    `certificates` is the folder of those that it shows, "" for none.
 
     `told` hears its state and a few words. Raises ClusterError or DeadlineExceeded if it cannot be started.
     """
     with at_forced_exit(lambda: _sweep(output)):
-        spawned = _spawn(output, token_file, port)
+        spawned = _spawn(output, token_file, certificates, port)
         process = await waits.within(spawned, "process", NAME, START_TIMEOUT_S, boundary="cluster")
-        made = RunScheduler(process, output, token_file, waits, told)
+        made = RunScheduler(process, output, token_file, certificates, waits, told)
         try:
             yield made
         finally:
@@ -134,8 +148,10 @@ async def open_scheduler(
             _sweep(output)
 
 
-async def _spawn(output: Path, token_file: Path, port: int) -> Process:
+async def _spawn(output: Path, token_file: Path, certificates: str, port: int) -> Process:
     options = {"--token-file": token_file, "--port": port, "--name": NAME, "--out": output}
+    if certificates:
+        options["--certificates"] = certificates
     arguments = [str(word) for option in options.items() for word in option]
     module = ("-m", "rose_executor.child_main", str(os.getpid()), "rose.cli.main", "scheduler")
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from aiohttp import ClientSession
 
+from rose.certificates import Certificates, read_certificates
 from rose.config import Job
 from rose.env.chat import ChatRenderer
 from rose.env.daemon_threads import DaemonThreads
@@ -87,8 +88,8 @@ class Session:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._books.close)
             http = await stack.enter_async_context(open_session())
-            token = new_token()
-            leasing_open = open_leasing(self.job, token, self.recorder, self._books, http, self._waits)
+            token, certificates = new_token(), read_certificates(self.job.run.certificates)
+            leasing_open = open_leasing(self.job, token, certificates, self.recorder, self._books, http, self._waits)
             with self.recorder.during(START):
                 async with _loading(self.job, self._waits) as loading:
                     launcher, crew, leasing = await all_of(
@@ -99,7 +100,7 @@ class Session:
                     renderer = await loading
             supervisor = self._supervisor(launcher, http, leasing)
             stack.push_async_callback(supervisor.stop)
-            engine_versions = self._engine_versions(supervisor, token)
+            engine_versions = self._engine_versions(supervisor, token, certificates)
             stack.push_async_callback(engine_versions.close)
             driving = self._drive(launcher, supervisor, engine_versions, leasing, crew, renderer)
             await crew.while_alive(driving)
@@ -110,9 +111,12 @@ class Session:
         self.recorder.part("warm process", "ready")
         return launcher
 
-    def _engine_versions(self, supervisor: EngineSupervisor, token: str) -> EngineVersions:
+    def _engine_versions(
+        self, supervisor: EngineSupervisor, token: str, certificates: Certificates | None
+    ) -> EngineVersions:
         weights = self.job.weights
-        serve = partial(TcpServer, token=token, waits=self._waits, port=weights.port)
+        tls = None if certificates is None else certificates.server_context()
+        serve = partial(TcpServer, token=token, waits=self._waits, port=weights.port, tls=tls)
         folder = self.recorder.run.runtime / "versions"
         return EngineVersions(folder, self.job.model.path, weights.keep, supervisor, self._waits, serve)
 
@@ -160,7 +164,7 @@ class Session:
                 leases = group.create_task(leasing.run(engine_versions.serving), name="leases")
                 group.create_task(engine_versions.run(), name="engine versions")
                 leasing.lend(await engine_versions.open())
-                await engine_versions.publish(0, await crew.actor.weights())
+                await engine_versions.publish(0, await crew.actor.weights(), await crew.actor.answer())
                 group.create_task(supervisor.run(engine_versions), name="supervisor")
                 with self.recorder.during(START):
                     await supervisor.ready()

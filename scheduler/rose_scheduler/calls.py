@@ -2,7 +2,7 @@
 
 Invariants
 - A call is only repeated if that changes nothing, which holds for every call of the scheduler.
-- What no repeating mends (a wrong token, another kind of server) is said at once.
+- What no repeating mends (a wrong token, certificates that do not fit, another kind of server) is said at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 import grpc
 
 from rose.access import credentials
+from rose.certificates import Certificates, open_channel
 from rose.errors import ContractError, DeadlineExceeded, SchedulerError
+from rose.peer_tls import EXPECTED, TO_DO, tls_trouble
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
 from rose_scheduler.lease_stream import LeaseStream
@@ -42,14 +44,18 @@ _FINAL = {
 class Calls:
     """The channel to one scheduler; `whom` is its name on the wait board. Raises ContractError for an endless wait."""
 
-    def __init__(self, address: str, *, token: str, waits: WaitBoard, timeout_s: float) -> None:
+    def __init__(
+        self, address: str, *, token: str, waits: WaitBoard, timeout_s: float, certificates: Certificates | None = None
+    ) -> None:
         if not 0 < timeout_s < math.inf:
             raise ContractError(f"a scheduler's client with timeout_s={timeout_s}", expected="a time that ends")
         self.whom = f"scheduler {address}"
+        self._address = address
+        self._certificates = certificates
         self._waits = waits
         self._timeout_s = timeout_s
         self._credentials = credentials(token)
-        self._channel = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        self._channel = open_channel(address, certificates, _CHANNEL_OPTIONS)
         self._leases: LeaseStream | None = None
         self._closed = False
         self.stub: Any = SchedulerStub(self._channel)
@@ -96,10 +102,17 @@ class Calls:
                 if error.code() in _FINAL:
                     to_do = _FINAL[error.code()]
                     raise SchedulerError(f"{self.whom} refuses: {error.details()}", to_do=to_do) from error
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    await self._raise_if_tls_does_not_fit()
                 if time.monotonic() + pause_s >= until_s:
                     raise self.late(what, timeout_s, error.details() or str(error.code())) from error
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, most_s)
+
+    async def _raise_if_tls_does_not_fit(self) -> None:
+        trouble = await tls_trouble(self._address, self._certificates, self._waits)
+        if trouble:
+            raise SchedulerError(f"{self.whom} {trouble}", expected=EXPECTED, to_do=TO_DO)
 
     def late(self, what: str, timeout_s: float, why: str) -> DeadlineExceeded:
         """The error for a deadline that is over."""

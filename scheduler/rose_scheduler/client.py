@@ -21,6 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+from rose.certificates import Certificates
 from rose.errors import ContractError, DeadlineExceeded, EngineError, SchedulerError
 from rose.logs import logger
 from rose.proto.v1 import scheduler_pb2 as wire
@@ -94,12 +95,22 @@ class EngineState:
 class SchedulerClient:
     """One scheduler, at `address` (host:port). `timeout_s` is how long a report of an end, an offer or a beat may take.
 
-    Every method raises SchedulerError if the scheduler does not accept the token or the call, and DeadlineExceeded
-    if it gives no answer in time; of a scheduler that does not answer at all, `GRACE_S` later.
+    With `certificates` it speaks TLS, and shows its own.
+
+    Every method raises SchedulerError if the scheduler does not accept the token, the certificate or the call,
+    and DeadlineExceeded if it gives no answer in time; of a scheduler that does not answer at all, `GRACE_S` later.
     """
 
-    def __init__(self, address: str, *, token: str, waits: WaitBoard, timeout_s: float = 10.0) -> None:
-        self._calls = Calls(address, token=token, waits=waits, timeout_s=timeout_s)
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        waits: WaitBoard,
+        timeout_s: float = 10.0,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self._calls = Calls(address, token=token, waits=waits, timeout_s=timeout_s, certificates=certificates)
         self._waits = waits
 
     @asynccontextmanager

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
-from rose.config import AnyPath, Seconds
+from rose.config import CERTIFICATES, AnyPath, Seconds
 from rose.errors import ConfigError
 from rose.keys import Section
 from rose_scheduler.limits import Limits
@@ -27,6 +27,7 @@ class ServiceConfig(Section):
     port: int = Field(default=0, ge=0, le=65_535, description="Loopback port; 0 takes any free one.")
     metrics_port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of its metrics; 0 takes any.")
     token_file: AnyPath = Field(description="File with the token that every caller must show, of mode 0600.")
+    certificates: str = CERTIFICATES
 
 
 class LimitsConfig(Section):
@@ -75,6 +76,7 @@ def load_config(file: Path | None, flags: Mapping[str, object]) -> SchedulerConf
     if isinstance(section, dict):
         if file is not None:
             section |= {key: file.absolute().parent / section[key] for key in _PATHS if _is_text(section.get(key))}
+            section |= keys.beside(file, section, "certificates")
         tables["scheduler"] = section | {key: value for key, value in flags.items() if value is not None}
     try:
         return SchedulerConfig.model_validate(tables)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rose.access import read_token
+from rose.certificates import Certificates, read_certificates
 from rose.logs import logger, open_log
 from rose.metrics import MetricsServer, SchedulerMetrics
 from rose.metrics import serve as serve_metrics
@@ -33,9 +34,11 @@ def run_scheduler(config: SchedulerConfig, ready: Callable[[str, str], None]) ->
     """Serve until a signal. Whether that was SIGTERM. Main thread only.
 
     `ready` is told the address and that of the metrics, once both answer. Raises ConfigError if the token's file is
-    none, ClusterError if a folder or a port cannot be had, and what the core raised, if it ever does.
+    none or certificates cannot be used, ClusterError if a folder or a port cannot be had, and what the core raised, if
+    it ever does.
     """
     token = read_token(config.scheduler.token_file)
+    certificates = read_certificates(config.scheduler.certificates)
     waits, metrics = WaitBoard(), SchedulerMetrics()
     section = config.scheduler
     with (
@@ -44,12 +47,13 @@ def run_scheduler(config: SchedulerConfig, ready: Callable[[str, str], None]) ->
         StatusBoard(run, waits) as board,
         contextlib.closing(serve_metrics(section.metrics_port, metrics.registry)) as server,
     ):
-        return asyncio.run(_serve(config, token, waits, metrics, board, server, ready))
+        return asyncio.run(_serve(config, token, certificates, waits, metrics, board, server, ready))
 
 
 async def _serve(
     config: SchedulerConfig,
     token: str,
+    certificates: Certificates | None,
     waits: WaitBoard,
     metrics: SchedulerMetrics,
     board: StatusBoard,
@@ -58,7 +62,7 @@ async def _serve(
 ) -> bool:
     desk = Desk(Placement(config.limits.limits()), waits, metrics)
     asked = first_signal()
-    server, address = await serve(desk, port=config.scheduler.port, token=token)
+    server, address = await serve(desk, port=config.scheduler.port, token=token, certificates=certificates)
     board.fact("address", address)
     board.fact("metrics", metrics_server.url)
     board.part("scheduler", "serving")

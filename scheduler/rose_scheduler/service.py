@@ -2,7 +2,8 @@
 
 Invariants
 - A message that no event can be made of is answered as malformed; it reaches neither the core nor anybody else.
-- It listens on the loopback interface alone, and nobody without the token is heard.
+- It listens on the loopback interface alone, and nobody without the token is heard; with certificates, nobody without
+  one of the same authority.
 - The calls under way, the size of a message and everything behind them are bounded.
 """
 
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from rose.access import Gate
+from rose.certificates import Certificates, bind
 from rose.errors import ClusterError
 from rose.metrics import ADDRESS
 from rose.proto.v1 import scheduler_pb2 as wire
@@ -98,7 +100,9 @@ def _engine_status(engine: Engine, now: float) -> Any:
     )
 
 
-async def serve(desk: Desk, *, port: int, token: str) -> tuple[grpc.aio.Server, str]:
+async def serve(
+    desk: Desk, *, port: int, token: str, certificates: Certificates | None = None
+) -> tuple[grpc.aio.Server, str]:
     """Answer on `port` of the loopback interface, 0 for any; the server, and its address.
 
     Raises ClusterError if the port is taken or may not be used.
@@ -114,7 +118,7 @@ async def serve(desk: Desk, *, port: int, token: str) -> tuple[grpc.aio.Server, 
     )
     add_SchedulerServicer_to_server(Service(desk), server)
     try:
-        bound = server.add_insecure_port(f"{ADDRESS}:{port}")
+        bound = bind(server, f"{ADDRESS}:{port}", certificates)
     except RuntimeError as error:
         raise ClusterError(
             f"port {port} for the scheduler: {error}",

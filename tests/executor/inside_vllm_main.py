@@ -21,20 +21,22 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from rose_executor import (
     counting_scheduler,
     engine_env,
+    kv_keeping,
     quota_scheduler,
     serving_arrivals,
     serving_probe,
-    vllm_contract,
+    vllm_030,
 )
 from rose_executor.board import SERVING, BoardReader, claim_quota
+from rose_executor.board_states import ServingState
 
-CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101))
+CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101, block_size=32))
 
 
 def clashes() -> list[str]:
     """Names that our schedulers and vLLM's both give to something."""
     ours, theirs = set(), set(dir(AsyncScheduler))
-    for mixin in (counting_scheduler.Counting, quota_scheduler._Quota):
+    for mixin in (counting_scheduler.Counting, kv_keeping.Keeping, quota_scheduler._Quota):
         ours |= {name for name in vars(mixin) if not name.startswith("__")}
         ours |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(mixin)))
     theirs |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(AsyncScheduler.__mro__[1])))
@@ -126,6 +128,37 @@ async def odd_statistics(path: Path) -> Any:
     return [probe.off, read(path)]
 
 
+async def slow_file_system(path: Path, write_s: float = 0.001) -> Any:
+    """Steps of 10 ms on a clock of the test's own, and a board on which each write takes a while of it."""
+    claim_quota(path)
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
+    real, serving_probe.time = serving_probe.time, clock  # type: ignore[assignment]
+    try:
+        probe = serving_probe.ServingProbe(CONFIG)
+        probe.log_engine_initialized()
+        write = probe._writer.write
+
+        def slowly(state: ServingState) -> None:
+            nonlocal now_s
+            now_s += write_s
+            write(state)
+
+        probe._writer.write = slowly
+        steps = 0
+        while not probe.off and steps < 2000:
+            now_s += 0.01 - write_s
+            probe.record(*report())
+            steps += 1
+        return [probe.off, steps]
+    finally:
+        serving_probe.time = real
+
+
+async def quick_file_system(path: Path) -> Any:
+    return await slow_file_system(path, write_s=0.0004)
+
+
 async def broken_file_system(path: Path) -> Any:
     claim_quota(path)
     probe = serving_probe.ServingProbe(CONFIG)
@@ -165,11 +198,14 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
+    vllm_030.level_engine()
     serving_probe._LOOK_AGAIN_S = 0.05
-    scenarios = (second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics, broken_file_system)
+    scenarios = (
+        *(second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics),
+        *(broken_file_system, slow_file_system, quick_file_system),
+    )
     said: dict[str, Any] = {
         "clashes": clashes(),
-        "broken": vllm_contract.broken((*vllm_contract.QUOTA_RELIES_ON, *vllm_contract.PROBE_RELIES_ON)),
         "inert": asked(inert, answers.parent, named=False),
         **{scenario.__name__: asked(scenario, answers.parent) for scenario in scenarios},
     }

@@ -14,7 +14,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from rose.certificates import Certificates
 from rose.metrics import SchedulerMetrics
+from rose.trainer.answering import known_answer, question
+from rose.trainer.policy import load_policy, rounded_bf16
 from rose.waits import WaitBoard
 from rose_executor.board import SERVING, HalfWriter
 from rose_executor.board_states import ServingState
@@ -44,17 +47,22 @@ class LendingRun:
     client: SchedulerClient
     publisher: WeightPublisher
     leases: int = 0
+    answers: bool = False
     _masters: dict[str, torch.Tensor] = field(default_factory=dict)
 
     async def publish(self, version: int) -> None:
-        """The model's weights, changed a little."""
+        """The model's weights, changed a little; with what they answer, if `answers` are told."""
         if not self._masters:
             self._masters = {name: tensor.float() for name, tensor in load_file(self.model / WEIGHTS).items()}
         generator = torch.Generator().manual_seed(version)
-        await self.publisher.publish(
-            version,
-            {name: one + 0.02 * torch.randn(one.shape, generator=generator) for name, one in self._masters.items()},
-        )
+        moved = {name: one + 0.02 * torch.randn(one.shape, generator=generator) for name, one in self._masters.items()}
+        weights = {name: tensor.float() for name, tensor in rounded_bf16(moved).items()}
+        answer = None
+        if self.answers:
+            policy = load_policy(self.model)
+            policy.load_weights(weights)
+            answer = known_answer(policy, question(policy.vocabulary, 40))
+        await self.publisher.publish(version, weights, answer)
 
     @property
     def engines(self) -> list[Any]:
@@ -77,15 +85,16 @@ class LendingRun:
 
 
 @asynccontextmanager
-async def lending_run(folder: Path, model: Path) -> AsyncIterator[LendingRun]:
+async def lending_run(folder: Path, model: Path, certificates: Certificates | None = None) -> AsyncIterator[LendingRun]:
     waits = WaitBoard()
     desk = Desk(Placement(Limits()), waits, SchedulerMetrics())
-    server, scheduler = await serve(desk, port=0, token=TOKEN)
-    serving = [partial(TcpServer, token=TOKEN, waits=waits)]
+    server, scheduler = await serve(desk, port=0, token=TOKEN, certificates=certificates)
+    tls = None if certificates is None else certificates.server_context()
+    serving = [partial(TcpServer, token=TOKEN, waits=waits, tls=tls)]
     try:
         async with (
             WeightPublisher(folder / "publisher", waits=waits, serve=serving) as publisher,
-            SchedulerClient(scheduler, token=TOKEN, waits=waits, timeout_s=LONG_S) as client,
+            SchedulerClient(scheduler, token=TOKEN, waits=waits, timeout_s=LONG_S, certificates=certificates) as client,
         ):
             weights = f"127.0.0.1:{publisher.servers[0].port}"  # type: ignore[attr-defined]
             yield LendingRun(folder, model, desk, scheduler, weights, client, publisher)
@@ -97,9 +106,9 @@ async def lending_run(folder: Path, model: Path) -> AsyncIterator[LendingRun]:
 class IdleServing:
     """A serving engine that has nothing to do, as its probe would say; `silent` stops that."""
 
-    def __init__(self, board: Path) -> None:
+    def __init__(self, board: Path, silent: bool = False) -> None:
         self.board = board
-        self.silent = False
+        self.silent = silent
 
     async def run(self) -> None:
         writer: HalfWriter[ServingState] | None = None

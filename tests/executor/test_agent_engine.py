@@ -9,19 +9,22 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from certificate_tools import make_authority
 from prometheus_client import CollectorRegistry
 from run_tools import LONG_S, TOKEN, IdleServing, LendingRun, lending_run, until
 
+from rose.certificates import Certificates, read_certificates
 from rose.cli.executor import open_lender
+from rose.errors import ContractError
 from rose.metrics import ExecutorMetrics
 from rose.runs import open_service
 from rose.slo import Slo
@@ -38,11 +41,13 @@ from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import receiving
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
-from rose_executor.launcher import Launcher
+from rose_executor.kv_budget import FixedBlocks
+from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.slack import SlackPolicy
+from rose_executor.tiers import FIXED_SPLIT, tier_now
 from rose_executor.token_route import TokenRoute, open_session
 from rose_transfer.transport.tcp import TcpClient
 
@@ -83,9 +88,25 @@ class Even(ThreadPartitioner):
         self._guests.add(psutil.Process(pid))
 
 
+class Spoiling:
+    """Starts engines whose weights go bad after they were checked, in the order of `how`; then sound ones."""
+
+    def __init__(self, launcher: Launcher, how: list[str]) -> None:
+        self._launcher = launcher
+        self._how = how
+
+    async def launch(self, command: Command) -> Child:
+        if self._how:
+            env = {**command.env, "ROSE_TEST_SPOIL": self._how.pop(0)}
+            command = replace(command, module="spoilt_engine_main", env=env)
+        return await self._launcher.launch(command)
+
+
 @asynccontextmanager
-async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Executor]:
-    """`rig` lends its warm process, so that nobody waits for another."""
+async def executor(
+    rig: Any, run: LendingRun, folder: Path, *, spoilt: Sequence[str] = (), silent: bool = False
+) -> AsyncIterator[Executor]:
+    """`rig` lends its warm process, so that nobody waits for another. Guests are `spoilt` one after the other."""
     waits, metrics, board = WaitBoard(), ExecutorMetrics(), folder / "board"
     pids: list[int] = []
 
@@ -95,7 +116,7 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
             pids.append(pid)
             born(pid)
 
-        yield Midwife(rig.warm, told)
+        yield Midwife(Spoiling(rig.warm, list(spoilt)), told)
 
     def frozen() -> None:
         watch.rules.frozen = "the test says so"
@@ -107,7 +128,7 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
         StatusBoard(service, waits) as status,
         closing(PageShelf(folder / "state", waits)) as shelf,
         closing(Even()) as partitioner,
-        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), 2**31), partitioner)) as watch,
+        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31)), partitioner)) as watch,
     ):
         settings = EngineSettings(
             "lent",
@@ -120,13 +141,14 @@ async def executor(rig: Any, run: LendingRun, folder: Path) -> AsyncIterator[Exe
             board=board,
             page_dir=shelf.folder,
         )
-        figures = AgentFigures(metrics, status, waits, SLO)
+        tier_of = partial(tier_now, partition=partitioner.describe(), memory=FIXED_SPLIT)
+        figures = AgentFigures(metrics, status, waits, SLO, tier_of)
         agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked)
         server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)
         counts = CountsClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S)
-        serving = IdleServing(board)
-        async with open_lender(run.scheduler, TOKEN, waits) as lender:
+        serving = IdleServing(board, silent)
+        async with open_lender(run.scheduler, TOKEN, None, waits) as lender:
             joined = Joined(partial(receiving, client, folder / "weights", waits), lender, "publisher", address)
             serves = asyncio.create_task(serving.run())
             running = asyncio.create_task(agent.run(joined))
@@ -159,8 +181,13 @@ def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(r
             await until(lambda: here.part("guest")[0] == "waits for weights")
             assert not list(run.desk.core.engines)
             assert here.sample("slots_open") == 0
+            run.answers = True
             await run.publish(0)
             await until(lambda: run.engines)
+            # Its own question's tokens are in none of the counts below.
+            await until(lambda: here.part("known answer")[0] == "proven")
+            assert here.part("known answer")[1].startswith("version 0: ")
+            assert here.part("known answer")[1].endswith("of 0.01 allowed, over 8 tokens")
             await run.publish(1)
             async with run.lease(min_version=1) as lease:
                 assert (lease.engine_id, lease.weight_version) == ("lent", 1)
@@ -194,16 +221,68 @@ def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(r
     rig.run(check())
 
 
+def test_a_guest_whose_weights_are_spoilt_after_they_were_checked_is_never_offered(rig: Any, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with lending_run(tmp_path, rig.model) as run:
+            run.answers = True
+            await run.publish(0)
+            offered: list[str] = []
+            spoilt = ["rolled", "a tenth off", "nan"]
+            async with executor(rig, run, tmp_path, spoilt=spoilt) as here:
+                said = set[str]()
+                while not here.running.done():
+                    offered += [engine.incarnation for engine in run.desk.core.engines]
+                    said.add(" ".join(here.part("known answer")))
+                    await asyncio.sleep(0.02)
+                with pytest.raises(ContractError, match="so did 3 guests in a row"):
+                    here.running.result()
+            assert offered == []
+            for number in (1, 2):
+                (wrong,) = (each for each in said if each.endswith(f"{number} in a row"))
+                assert "nats apart at most, of 0.01 allowed" in wrong
+            assert here.sample("wrong_answers_total") == 3
+            assert here.sample("guest_restarts_total") == 2
+
+    rig.run(check())
+
+
+def test_a_guest_whose_gate_is_shut_is_asked_until_it_opens(rig: Any, tmp_path: Path) -> None:
+    async def check() -> None:
+        async with lending_run(tmp_path, rig.model) as run, executor(rig, run, tmp_path, silent=True) as here:
+            run.answers = True
+            await run.publish(0)
+            await until(lambda: here.part("known answer") == ("asks", "version 0"))
+            await until(lambda: "answer to the known question" in {wait.what for wait in here.status.page().waits})
+            await asyncio.sleep(1.0)  # for which nothing is computed
+            await run.publish(1)
+            assert here.part("known answer") == ("asks", "version 0")
+            assert not run.engines
+            here.serving.silent = False
+            await until(lambda: run.engines)
+            await until(lambda: here.part("known answer")[0] == "proven")
+            async with run.lease(min_version=1) as lease:
+                assert await sample_on(lease, "first", 5) == 5
+            assert here.sample("wrong_answers_total") == 0
+
+    rig.run(check())
+
+
 async def figures_are_shown(here: Executor) -> None:
     await until(lambda: here.sample("guest_tokens") == 20)
     assert 0 < here.sample("slots_open") <= 16  # a guest that is slow, for whatever reason, is given less
     assert here.sample("weight_version") == 1
     assert here.sample("fetched_bytes_total") > 0
     assert here.sample("pause_seconds_count") == 2
-    assert 0 < here.sample("gate_open_ratio") <= 1
+    # A guest that has just been seen again has no share of a second yet.
+    await until(lambda: 0 < here.sample("gate_open_ratio") <= 1)
     assert here.sample("slo_seconds", what="tpot") == 0.06
     assert here.part("follower") == ("following", "version 1")
     assert here.part("serving")[0] == "idle"
+    tier, words = here.part("tier")
+    assert tier == "board"
+    assert "reaction is one step coarser" in words
+    assert "partition none (idle scheduling class): no control groups" in words
+    assert [here.sample("tier", tier=name) for name in ("unseen", "observe", "board", "full")] == [0, 0, 1, 0]
     assert here.part("scheduler") == ("reached", "")
 
 
@@ -212,6 +291,7 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
     here.serving.silent = True
     await until(lambda: not run.engines)
     await until(lambda: here.part("guest")[0] == "held back")
+    await until(lambda: here.sample("tier", tier="unseen") == 1)
     assert "the serving engine cannot be seen: the serving half is" in here.part("guest")[1]
     assert here.sample("compute_ratio", who="serving") is None
     here.serving.silent = False
@@ -221,14 +301,15 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
 class ExecutorProcess:
     """`rose executor` as a process of its own, beside an idle serving engine."""
 
-    def __init__(self, folder: Path, model: Path, join: Path) -> None:
+    def __init__(self, folder: Path, model: Path, join: Path, certificates: Path) -> None:
         self._folder = folder
         self._join = join
         self.board = folder / "board"
         self._started: list[asyncio.subprocess.Process] = []
         self.config = folder / "executor.toml"
         self.config.write_text(
-            f'[executor]\nstate = "state"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
+            f'[executor]\nstate = "state"\ncertificates = "{certificates}"\n'
+            '[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
             f'[guest]\nmodel = "{model}"\nmax_model_len = 256\nmax_num_seqs = 8\nkv_cache_gib = 0.0625\n'
         )
 
@@ -261,9 +342,11 @@ class ExecutorProcess:
 
 def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_model: Path) -> None:
     async def check(folder: Path) -> None:
-        async with lending_run(folder, tiny_model) as run:
+        authority = make_authority(folder / "authority")
+        own = read_certificates(str(authority.signs("run")))
+        async with lending_run(folder, tiny_model, own) as run:
             await run.publish(0)
-            executor = ExecutorProcess(folder, tiny_model, run.join_file())
+            executor = ExecutorProcess(folder, tiny_model, run.join_file(), authority.signs("executor"))
             serves = asyncio.create_task(IdleServing(executor.board).run())
             try:
                 process, counts_address, _ = await executor.start()
@@ -279,7 +362,7 @@ def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_mo
                 )
                 with closing(BoardReader(executor.board)) as board:
                     await until(lambda: board.read(QUOTA, time.monotonic()).state is None)
-                await the_next(executor, lease.incarnation)
+                await the_next(executor, lease.incarnation, own)
             finally:
                 await executor.end()
                 serves.cancel()
@@ -288,10 +371,10 @@ def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_mo
         asyncio.run(check(Path(folder)))
 
 
-async def the_next(executor: ExecutorProcess, lost: str) -> None:
+async def the_next(executor: ExecutorProcess, lost: str, own: Certificates | None) -> None:
     """It answers for the dead guest at once, says that it is well, and ends when asked to, though just starting."""
     process, counts_address, metrics_url = await executor.start()
-    client = CountsClient(counts_address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+    client = CountsClient(counts_address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S, certificates=own)
     counts = await client.counts(lost, ["r"])
     await client.close()
     assert (counts.known, counts.alive, counts.requests["r"].tokens) == (True, False, 12)

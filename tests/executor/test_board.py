@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import ClusterError, ContractError
-from rose_executor import board
-from rose_executor.board import BOARD_BYTES, GUEST, QUOTA, SERVING, BoardReader, HalfWriter, claim_quota, decode, encode
-from rose_executor.board_states import GuestState, Quota, ServingState
+from rose_executor import board, board_halves
+from rose_executor.board import GUEST, QUOTA, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
+from rose_executor.board_halves import BOARD_BYTES, HEADER, LAYOUT, MAGIC, encode
+from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
 
 NOW_S = 1000.0
 NOW_NS = 1000 * 10**9
-BANK = board._BANK_BYTES
+BANK = board_halves.BANK_BYTES
 QUOTA_A = Quota(kv_blocks=10, tokens_per_step=64, active_seqs=8, gate_open=True)
 QUOTA_B = Quota(kv_blocks=5, tokens_per_step=0, active_seqs=4, gate_open=False)
 SERVED = ServingState(
@@ -59,10 +60,14 @@ GUESSED = GuestState(
 )
 
 
+def decode(page: bytes, half: board.Half[board.S], now_s: float) -> Reading[board.S]:
+    return board_halves.decode(page, half, now_s, board.header())
+
+
 def page(*banks: tuple[int, bytes]) -> bytes:
     """A whole board's bytes, with banks at offsets."""
     content = bytearray(BOARD_BYTES)
-    header = board._header()
+    header = board.header()
     content[: len(header)] = header
     for offset, bank in banks:
         content[offset : offset + len(bank)] = bank
@@ -143,11 +148,11 @@ def test_both_banks_torn_is_said() -> None:
     ("content", "why"),
     [
         (b"", "cut short: 0 of"),
-        (page()[:-1], "cut short: 2047 of"),
-        (b"hello" * 500, "not a board"),
+        (page()[:-1], "cut short: 2559 of"),
+        (b"hello" * 600, "not a board"),
         (bytes(BOARD_BYTES), "not a board"),
-        (board._HEADER.pack(board.MAGIC, 99, board._boot()) + page()[32:], "layout 99, not"),
-        (board._HEADER.pack(board.MAGIC, board.LAYOUT, bytes(16)) + page()[32:], "another boot"),
+        (HEADER.pack(MAGIC, 99, board._boot()) + page()[32:], "layout 99, not"),
+        (HEADER.pack(MAGIC, LAYOUT, bytes(16)) + page()[32:], "another boot"),
         (page(), "the quota half was never written"),
         (page((SERVING.offset, encode(QUOTA, QUOTA_A, 2, NOW_NS))), "the quota half was never written"),
         (page((QUOTA.offset, encode(SERVING, SERVED, 2, NOW_NS))), "the quota half is torn"),
@@ -228,6 +233,21 @@ def test_a_half_has_one_writer_and_the_next_goes_on_counting(tmp_path: Path) -> 
     assert reader.read(SERVING, time.monotonic()).state == SERVED
 
 
+def test_the_state_of_a_half_that_never_grows_stale_is_as_good_as_its_writer_is_alive(tmp_path: Path) -> None:
+    claim_quota(tmp_path / "board").close()
+    reader, year_s = BoardReader(tmp_path / "board"), 365 * 86_400.0
+    assert "never written" in reader.read_of_living(SERVING_KV, NOW_S).why
+    writer = HalfWriter(tmp_path / "board", SERVING_KV)
+    writer.write(ServingKv(3, 2, 1))
+    assert reader.read_of_living(SERVING_KV, time.monotonic() + year_s).state == ServingKv(3, 2, 1)
+    writer.close()
+    assert reader.read_of_living(SERVING_KV, time.monotonic()).why == "the serving KV half has no live writer"
+    assert reader.read(SERVING_KV, time.monotonic()).state == ServingKv(3, 2, 1)
+    other = HalfWriter(tmp_path / "board", GUEST)
+    assert reader.read_of_living(SERVING_KV, time.monotonic()).state is None
+    other.close()
+
+
 def _claim_and_die(path: Path) -> None:
     claim_quota(path).write(QUOTA_A)
     os.kill(os.getpid(), 9)
@@ -300,7 +320,7 @@ def test_a_board_cut_short_kills_nobody_and_its_owner_mends_it(tmp_path: Path, c
 
 def test_a_board_of_another_layout_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "board"
-    path.write_bytes(board._HEADER.pack(board.MAGIC, 99, board._boot()) + b"\xff" * 5000)
+    path.write_bytes(HEADER.pack(MAGIC, 99, board._boot()) + b"\xff" * 5000)
     with pytest.raises(ClusterError, match="not a whole board of layout"):
         HalfWriter(path, SERVING)
     claim_quota(path).write(QUOTA_A)

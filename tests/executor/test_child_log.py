@@ -62,6 +62,16 @@ def test_the_cores_last_error_counts_more_than_the_servers(tmp_path: Path) -> No
     assert log.tail().endswith("the end")
 
 
+def test_the_core_of_vllm_030_writes_no_process_before_its_errors(tmp_path: Path) -> None:
+    log = log_of(
+        tmp_path,
+        "ERROR 11-29 14:23:00 [core.py:1366] ValueError: no room\n"
+        "(EngineCore pid=7) FileNotFoundError: what led to it\n"
+        "(APIServer pid=6) RuntimeError: see above\n",
+    )
+    assert log.cause() == log.core_cause() == "ValueError: no room"
+
+
 def test_a_line_printed_twice_is_shown_once(tmp_path: Path) -> None:
     again = CORE.replace("14:23:00", "14:23:09").replace("pid=7", "pid=8")
     log = log_of(tmp_path, f"{CORE} OSError: gone\nbetween\n{again} OSError: gone\nOSError: gone\n")

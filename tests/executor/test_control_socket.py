@@ -79,6 +79,28 @@ def test_the_socket_is_private_and_the_version_named_before_it_opens(tmp_path: P
     with_socket(tmp_path, core, body)
 
 
+def test_an_engine_that_is_slow_to_take_a_connection_is_waited_for(tmp_path: Path) -> None:
+    """As one is on a busy machine, just after its socket has appeared."""
+
+    async def body(control: ControlClient) -> None:
+        async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.3)
+            behind = await asyncio.open_unix_connection(tmp_path / "engine-0.sock")
+            await asyncio.gather(passed_on(reader, behind[1]), passed_on(behind[0], writer))
+
+        async def passed_on(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
+            while data := await source.read(65_536):
+                to.write(data)
+            to.close()
+
+        async with await asyncio.start_unix_server(late, tmp_path / "late.sock") as front:
+            async with ControlClient(tmp_path / "late.sock", engine_id="engine-0", waits=WaitBoard()) as it:
+                assert (await it.describe()).weight_version == 5
+            front.close()
+
+    with_socket(tmp_path, Core(rose_describe={"paused": False, "poisoned": "", "version": 5}), body)
+
+
 def test_layouts_are_read_beside_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout("engine-0", {"a": Parameter((4,), "bfloat16")}, {"a": LocalTensor((4,), "bfloat16")}, ())
     read_in: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -15,7 +16,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from certificate_tools import make_authority
 
+from rose.certificates import Certificates, read_certificates
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
 from rose_executor import counts_service, page_shelf
@@ -84,12 +87,16 @@ def kill(process: subprocess.Popen[str]) -> None:
 
 @asynccontextmanager
 async def told(
-    folder: Path, alive: Callable[[str], bool] = lambda incarnation: True, token: str = TOKEN
+    folder: Path,
+    alive: Callable[[str], bool] = lambda incarnation: True,
+    token: str = TOKEN,
+    there: Certificates | None = None,
+    here: Certificates | None = None,
 ) -> AsyncIterator[tuple[CountsClient, PageShelf]]:
     """A service over a shelf, and a client of it."""
     with closing(PageShelf(folder, WaitBoard())) as shelf:
-        server, address = await serve_counts(shelf, alive, port=0, token=TOKEN)
-        client = CountsClient(address, token=token, waits=WaitBoard(), timeout_s=LONG_S)
+        server, address = await serve_counts(shelf, alive, port=0, token=TOKEN, certificates=there)
+        client = CountsClient(address, token=token, waits=WaitBoard(), timeout_s=LONG_S, certificates=here)
         try:
             yield client, shelf
         finally:
@@ -163,9 +170,63 @@ async def test_the_dead_are_counted_by_the_next_owner_of_the_folder(
 
 
 @in_loop
+async def test_what_was_set_apart_counts_for_nobody_also_under_the_next_owner(
+    tmp_path: Path, engine: Callable[[str], subprocess.Popen[str]]
+) -> None:
+    async with told(tmp_path) as (client, shelf):
+        process = engine(LIFE)
+        shelf.set_apart(LIFE)
+        assert (await client.counts(LIFE)).total_tokens == 0
+        assert shelf.total([LIFE]) == 0
+        page = PageWriter(page_of(tmp_path, OTHER), incarnation=OTHER, slots=4)
+        page.add("known", 8)
+        shelf.set_apart(OTHER)
+        page.add("a", 3)
+        assert (await client.counts(OTHER)).total_tokens == 3
+        assert shelf.total([LIFE, OTHER]) == 3
+        with pytest.raises(EngineError, match="has no token page"):
+            shelf.set_apart("c3" * 8)
+    kill(process)
+    page_of(tmp_path, OTHER).unlink()
+    async with told(tmp_path, lambda incarnation: False) as (client, shelf):
+        assert (await client.counts(LIFE)).total_tokens == 0
+        assert shelf.total() == 0
+
+
+@in_loop
+async def test_where_nothing_can_be_set_apart_that_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with told(tmp_path) as (client, shelf):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 3)
+        monkeypatch.setattr(Path, "write_text", full)
+        with pytest.raises(EngineError, match="No space left on device"):
+            shelf.set_apart(LIFE)
+        assert (await client.counts(LIFE)).total_tokens == 3
+
+
+@in_loop
 async def test_nobody_is_heard_without_the_token(tmp_path: Path) -> None:
     async with told(tmp_path, token="another-token-entirely") as (client, _):
         with pytest.raises(EngineError, match="unauthenticated: the token is missing or wrong"):
+            await client.counts(LIFE)
+
+
+@in_loop
+async def test_certificates_are_shown_both_ways_and_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    own = read_certificates(str(make_authority(tmp_path / "authority").signs("own")))
+    async with told(tmp_path, there=own, here=own) as (client, _):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 3)
+        assert (await client.counts(LIFE)).total_tokens == 3
+    async with told(tmp_path / "2", there=own) as (client, _):
+        with pytest.raises(EngineError, match=r"no counts: it asks for certificates \(TLS\)"):
+            await client.counts(LIFE)
+    async with told(tmp_path / "3", here=own) as (client, _):
+        with pytest.raises(EngineError, match="no counts: it speaks no TLS"):
+            await client.counts(LIFE)
+    async with told(tmp_path / "4", there=own, here=own, token="another-token-entirely") as (client, _):
+        with pytest.raises(EngineError, match="the token is missing or wrong"):
             await client.counts(LIFE)
 
 

@@ -23,11 +23,11 @@ from rose_executor.engine_health import (
 )
 
 
-def fed(health: EngineHealth, *events: HealthEvent) -> tuple[HealthAction, ...]:
+def fed(health: EngineHealth, *events: HealthEvent, now: float = 0.0) -> tuple[HealthAction, ...]:
     """The actions of the last event."""
     actions: tuple[HealthAction, ...] = ()
     for event in events:
-        actions = health.step(event, 0.0)
+        actions = health.step(event, now)
     return actions
 
 
@@ -68,7 +68,7 @@ def test_the_state_table(state: EngineState, event: HealthEvent) -> None:
 def test_deaths_beyond_the_last_restart_give_the_engine_up() -> None:
     health = EngineHealth(restarts_max=2)
     for _ in range(2):
-        assert delay_s(fed(health, Wanted(), Ready(), Died("killed"))) == 0.0
+        fed(health, Wanted(), Ready(), Died("killed"))
     assert fed(health, Wanted(), Ready(), Died("the third")) == (GiveUp("the third"),)
     assert health.restarts == 2
 
@@ -77,11 +77,33 @@ def test_no_restart_at_all_can_be_asked_for() -> None:
     assert fed(EngineHealth(restarts_max=0), Wanted(), Died("x")) == (GiveUp("x"),)
 
 
-def test_failing_starts_are_spaced_out_and_a_ready_one_begins_anew() -> None:
-    health = EngineHealth(restarts_max=100, backoff_s=1.0, backoff_max_s=5.0)
-    assert [delay_s(fed(health, Wanted(), Died("x"))) for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
-    assert delay_s(fed(health, Wanted(), Ready(), Died("x"))) == 0.0
+def test_what_does_not_live_long_is_spaced_out_ready_or_not_and_a_good_while_begins_anew() -> None:
+    health = EngineHealth(restarts_max=100, backoff_s=1.0, backoff_max_s=5.0, good_s=10.0)
     assert delay_s(fed(health, Wanted(), Died("x"))) == 1.0
+    assert delay_s(fed(health, Wanted(), Ready(), Died("x"))) == 2.0
+    fed(health, Wanted(), Ready(), now=100.0)
+    assert delay_s(fed(health, Died("x"), now=109.9)) == 4.0
+    assert [delay_s(fed(health, Wanted(), Died("x"), now=200.0)) for _ in range(2)] == [5.0, 5.0]
+    fed(health, Wanted(), Ready(), now=300.0)
+    assert delay_s(fed(health, Died("x"), now=310.0)) == 0.0
+    assert delay_s(fed(health, Wanted(), Died("x"), now=320.0)) == 1.0
+
+
+def test_a_thousand_failures_are_no_longer_apart_than_the_longest_delay() -> None:
+    health = EngineHealth(restarts_max=3000, backoff_max_s=30.0)
+    delays = [delay_s(fed(health, Wanted(), Died("x"))) for _ in range(3000)]
+    assert delays == sorted(delays)
+    assert delays[-1] == 30.0
+
+
+def test_it_says_when_the_next_restart_is_due() -> None:
+    health = EngineHealth(restarts_max=3, backoff_s=2.0)
+    assert health.words(0.0) == ""
+    fed(health, Wanted(), Died("x"), now=10.0)
+    assert health.words(10.5) == "restart 1 of 3 in 1.5 s"
+    assert health.words(13.0) == "restart 1 of 3 in 0.0 s"
+    fed(health, Wanted(), now=13.0)
+    assert health.words(13.0) == ""
 
 
 class AnyOrder(RuleBasedStateMachine):

@@ -15,7 +15,6 @@ import pytest
 
 from rose.errors import ClusterError, ConfigError, DeadlineExceeded, EngineError
 from rose.records import VersionSpan
-from rose_executor.launcher import Command
 from rose_executor.token_page import PageReader
 from rose_executor.token_route import EngineLost
 
@@ -52,15 +51,6 @@ async def stream_until(rig: Any, tokens: int, request_id: str, **options: Any) -
     )
     await asyncio.wait_for(enough.wait(), DEADLINE_S)
     return task
-
-
-def test_vllm_has_what_is_relied_on(rig: Any) -> None:
-    async def run() -> int:
-        log = rig.folder / "contract.log"
-        child = await rig.warm.launch(Command("rose_executor.vllm_contract", (), log, rig.folder))
-        return int(await asyncio.wait_for(child.wait(), DEADLINE_S))
-
-    assert rig.run(run()) == 0
 
 
 def test_the_engine_describes_itself(rig: Any) -> None:
@@ -114,6 +104,7 @@ def test_the_page_counts_exactly_what_was_sampled(rig: Any) -> None:
     rig.run(run())
 
 
+@pytest.mark.each_vllm
 def test_a_cancelled_answer_is_aborted_and_its_count_final(rig: Any) -> None:
     async def run() -> None:
         task = await stream_until(rig, 4, "cancelled")

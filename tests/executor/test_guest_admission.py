@@ -9,8 +9,9 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 from rose_executor.board_states import Given, Quota, ServingState
-from rose_executor.guest_admission import GuestAdmission
+from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.slack import Allowance
+from rose_executor.step_shape import StepShape
 
 LIMITS = Quota(kv_blocks=100, tokens_per_step=512, active_seqs=16, gate_open=True)
 PLAIN = Quota(kv_blocks=50, tokens_per_step=64, active_seqs=8, gate_open=True)
@@ -64,12 +65,12 @@ def test_how_long_it_was_open_is_counted() -> None:
 def test_a_step_under_way_counts_by_what_it_is_expected_to_cost() -> None:
     made = admission(ASKING, IDLE)
     for _ in range(50):
-        made.computed(10, 0.01)
-        made.computed(40, 0.04)
+        made.computed(StepShape(5), 0.005, 10.0)
+        made.computed(StepShape(40), 0.04, 10.0)
     serving = ServingState(steps=10, running=1, decoding=1, next_step_s=0.01)
     made.look(Given(ASKING, 8, replace(serving, stepped_at_s=11.0)), 11.0)
     alone = made.allowed.tokens_per_step
-    made.look(Given(ASKING, 8, replace(serving, steps=11, stepped_at_s=11.0)), 11.0, (20,))
+    made.look(Given(ASKING, 8, replace(serving, steps=11, stepped_at_s=11.0)), 11.0, Pending(under_way=[StepShape(20)]))
     assert alone == pytest.approx(20, abs=1)
     assert made.allowed.tokens_per_step == pytest.approx(10, abs=1)
 

@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from rose.errors import ClusterError, EngineError, SchedulerError, TransferError
+from rose.errors import ClusterError, ContractError, EngineError, SchedulerError, TransferError
 from rose.waits import WaitBoard
 from rose_executor.control_client import Committed, EngineDescription
 from rose_executor.guest_life import GuestLife
+from rose_executor.guest_proof import WrongAnswer
 from rose_executor.lender import GuestNow, GuestOffer
 from rose_executor.supervisor import LiveEngine
 from rose_executor.version_follower import Followed
@@ -104,6 +105,8 @@ class World:
         self.dead = asyncio.Event()
         self.killed: list[str] = []
         self.followed: list[tuple[int, int]] = []
+        self.asked: list[int] = []
+        self.proof: asyncio.Future[None] | None = None
         control: Any = SimpleNamespace(apply=self._apply, describe=self._describe)
         live = LiveEngine(
             engine_id="lent",
@@ -124,6 +127,7 @@ class World:
             publisher="publisher there",
             counts_address="counts",
             max_requests=16,
+            prove=self._prove,
             now=lambda: (7, 0.5),
             told=self._followed,
         )
@@ -144,6 +148,13 @@ class World:
 
     async def _describe(self) -> EngineDescription:
         return EngineDescription("lent", "a1", 1, 8000, 0, False, "", "0")
+
+    async def _prove(self, live: object, receiver: object, runs: Offer) -> None:
+        assert (live, receiver) == (self.life.live, self.upstream)
+        assert runs.fingerprint == f"bits of {runs.version}"
+        self.asked.append(runs.version)
+        if self.proof is not None:
+            await self.proof
 
     def _kill(self, why: str) -> None:
         self.killed.append(why)
@@ -175,6 +186,60 @@ async def test_it_is_offered_with_its_first_version_and_withdrawn_with_its_death
     assert world.scheduler.told[1:] == [("a1", "the guest is dead")]
     assert world.upstream.open == 0
     assert world.waits.snapshot() == ()
+
+
+@in_loop
+async def test_it_is_proven_once_before_it_is_offered_and_stays_on_that_version_meanwhile() -> None:
+    world = World()
+    world.proof = asyncio.get_running_loop().create_future()
+    world.upstream.publish(5)
+    await world.settled()
+    assert world.asked == [5]
+    assert world.life.followed is not None
+    world.upstream.publish(6)
+    await world.settled()
+    assert (world.page.version, world.scheduler.told) == (5, [])
+    world.proof.set_result(None)
+    await world.scheduler.offered.wait()
+    await world.settled()
+    assert world.page.version == 6
+    assert world.asked == [5]
+    world.running.cancel()
+
+
+@in_loop
+async def test_one_that_answers_wrongly_is_replaced_and_was_never_offered() -> None:
+    world = World()
+    world.proof = asyncio.get_running_loop().create_future()
+    world.proof.set_exception(WrongAnswer("lent answers wrongly"))
+    world.upstream.publish(5)
+    await world.running
+    assert world.killed == ["lent answers wrongly"]
+    assert world.scheduler.told == []
+    assert world.upstream.open == 0
+
+
+@in_loop
+async def test_what_no_other_guest_would_answer_better_is_raised() -> None:
+    world = World()
+    world.proof = asyncio.get_running_loop().create_future()
+    world.proof.set_exception(ContractError("so did 3 guests in a row"))
+    world.upstream.publish(5)
+    with pytest.raises(ContractError, match="so did 3"):
+        await world.running
+    assert world.scheduler.told == []
+
+
+@in_loop
+async def test_one_that_dies_while_it_is_asked_is_not_killed_once_more() -> None:
+    world = World()
+    world.proof = asyncio.get_running_loop().create_future()
+    world.upstream.publish(5)
+    await world.settled()
+    world.dead.set()
+    await world.running
+    assert world.killed == []
+    assert world.scheduler.told == []
 
 
 @in_loop

@@ -7,8 +7,11 @@ from collections.abc import Sequence
 
 from rose.slo import Slo
 from rose_executor.board import HEARTBEAT_S
-from rose_executor.board_states import GuestState, Quota, Reading, ServingState
+from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
+from rose_executor.guest_presence import Presence
 from rose_executor.guest_rules import LOOK_S, OBEY_S, PATIENCE_S, STEPS_UNDER_WAY, Freeze, GuestRules, Looked, Write
+from rose_executor.kv_budget import FixedBlocks, KvBudget
+from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64, interference=0.5)
@@ -39,7 +42,7 @@ class World:
     """Looks at fixed intervals; `rules` are the product's own."""
 
     def __init__(self) -> None:
-        self.rules = GuestRules(POLICY, kv_blocks=77, move_after_s=2.0)
+        self.rules = GuestRules(POLICY, FixedBlocks(77), move_after_s=2.0)
         self.now_s = 100.0
 
     def look(self, serving: Reading[ServingState], guest: Reading[GuestState] = NO_GUEST) -> Sequence[Write | Freeze]:
@@ -56,6 +59,25 @@ class World:
 
 def test_a_guest_beside_an_engine_that_is_seen_gets_a_quota_with_all_that_it_asks_for_slack_by() -> None:
     assert World().open_gate() == Quota(77, 256, 64, True, ttft_s=0.4, tpot_s=0.05, interference=0.5, move_after_s=2.0)
+
+
+def test_memory_follows_what_serving_holds_and_one_asleep_has_none_and_a_shut_gate() -> None:
+    world = World()
+    budget = KvBudget(KvPolicy(KvPool(pool_bytes=1000, serving_bytes=1000, guest_bytes=1000)))
+    world.rules = GuestRules(POLICY, budget)
+    told = Reading(GuestState(kv_blocks_total=100), 1)
+
+    def written(used_bytes: int) -> Quota:
+        world.now_s += 0.05
+        holds = Reading(ServingKv(total_bytes=1000, resident_bytes=used_bytes), 1)
+        (action,) = world.rules.step(Looked(idle(world.now_s), told, holds), world.now_s)
+        assert isinstance(action, Write)
+        return action.quota
+
+    assert (written(300).kv_blocks, written(300).gate_open) == (50, True)
+    assert written(500).kv_blocks == 25
+    budget.presence = Presence.ASLEEP
+    assert (written(300).kv_blocks, written(300).gate_open) == (0, False)
 
 
 def test_the_first_thing_written_is_a_shut_gate() -> None:

@@ -15,6 +15,7 @@ from rose_executor.board import GUEST, QUOTA, SERVING, BoardReader, HalfWriter
 from rose_executor.board_states import GuestState, Quota, ServingState
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kv_budget import FixedBlocks
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.slack import SlackPolicy
 
@@ -41,7 +42,7 @@ class Brake:
         raise AssertionError("nobody is thawed by a watch")
 
     def describe(self) -> Partition:
-        return Partition("brake", "", "", 1.0)
+        return Partition("brake", "", "", 1.0, holds=True)
 
     def close(self) -> None:
         pass
@@ -57,7 +58,7 @@ class Brake:
 
 
 def watch(path: Path, brake: Brake | None = None) -> GuestWatch:
-    return GuestWatch(path, GuestRules(POLICY, kv_blocks=77), brake or Brake())
+    return GuestWatch(path, GuestRules(POLICY, FixedBlocks(77)), brake or Brake())
 
 
 def idle() -> ServingState:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rose.errors import EngineError, TransferError
-from rose_executor import layout_discovery, vllm_contract
+from rose_executor import layout_discovery, vllm_contract, vllm_reliances
 from rose_executor.engine_model import ModelSource
 from rose_executor.engine_rank import EngineRank
 from rose_executor.layout_discovery import layout_key, loader_fingerprint
@@ -91,7 +91,7 @@ def test_a_place_that_no_engine_has_is_refused(place: tuple[int, ...]) -> None:
 
 def test_a_vllm_that_the_tracing_does_not_know_is_not_traced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def gone(relied_on: object) -> list[str]:
-        return ["vllm.x._ROPE_DICT: gone"] if relied_on is vllm_contract.TRACING_RELIES_ON else []
+        return ["vllm.x._ROPE_DICT: gone"] if relied_on is vllm_reliances.TRACING else []
 
     monkeypatch.setattr(vllm_contract, "broken", gone)
     with pytest.raises(EngineError, match=r"vllm\.x\._ROPE_DICT: gone"):

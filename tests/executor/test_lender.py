@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
@@ -10,8 +11,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from certificate_tools import make_authority
 from run_tools import LONG_S, TOKEN, until
+from service_tools import SchedulerProcess
 
+from rose.certificates import read_certificates
 from rose.cli.executor import open_lender
 from rose.errors import ClusterError, ConfigError, EngineError, SchedulerError
 from rose.metrics import SchedulerMetrics
@@ -21,6 +25,7 @@ from rose_executor.executor_config import load_executor_config
 from rose_executor.executor_program import run_executor
 from rose_executor.lender import GuestNow, GuestOffer
 from rose_executor.page_shelf import PageShelf
+from rose_scheduler.client import SchedulerClient
 from rose_scheduler.desk import Desk
 from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
@@ -46,7 +51,7 @@ async def scheduler(port: int = 0) -> AsyncIterator[tuple[Desk, str]]:
 
 def test_a_guest_is_offered_as_lent_through_a_restart_and_withdrawn() -> None:
     async def check() -> None:
-        async with scheduler() as (desk, address), open_lender(address, TOKEN, WaitBoard()) as lender:
+        async with scheduler() as (desk, address), open_lender(address, TOKEN, None, WaitBoard()) as lender:
             offering = asyncio.create_task(lender.keep_offered(GUEST, now))
             # Its first beat comes after its registration, and nothing is in the lender's way before either.
             await until(lambda: any(engine.slots for engine in desk.core.engines) and lender.trouble == "")
@@ -66,7 +71,7 @@ def test_a_scheduler_that_is_away_is_trouble_and_no_more() -> None:
     async def check() -> None:
         async with scheduler() as (_, address):
             pass
-        async with open_lender(address, TOKEN, WaitBoard()) as lender:
+        async with open_lender(address, TOKEN, None, WaitBoard()) as lender:
             offering = asyncio.create_task(lender.keep_offered(GUEST, now))
             await until(lambda: lender.trouble)
             assert f"scheduler {address}: not an engine's beat after 2 s" in lender.trouble
@@ -79,9 +84,52 @@ def test_a_scheduler_that_is_away_is_trouble_and_no_more() -> None:
     asyncio.run(check())
 
 
+def test_a_scheduler_that_stands_still_or_is_killed_is_waited_for() -> None:
+    async def check(folder: Path) -> None:
+        async with (
+            SchedulerProcess(folder) as process,
+            open_lender(process.address, TOKEN, None, WaitBoard()) as lender,
+            SchedulerClient(process.address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S) as onlooker,
+        ):
+            offering = asyncio.create_task(lender.keep_offered(GUEST, now))
+
+            async def offered() -> None:
+                async with asyncio.timeout(LONG_S):
+                    while [engine.slots for engine in (await onlooker.status()).engines] != [7]:
+                        await asyncio.sleep(0.02)
+
+            await offered()
+            process.signal(signal.SIGSTOP)
+            await until(lambda: lender.trouble)
+            process.signal(signal.SIGCONT)
+            await until(lambda: not lender.trouble)
+            await process.end(signal.SIGKILL)
+            await until(lambda: lender.trouble)
+            await process.start()
+            await until(lambda: not lender.trouble)
+            await offered()
+            assert not offering.done()
+            offering.cancel()
+            await asyncio.gather(offering, return_exceptions=True)
+
+    with tempfile.TemporaryDirectory(prefix="rose-") as folder:  # short, because sockets lie in it
+        asyncio.run(check(Path(folder)))
+
+
+def test_certificates_that_do_not_fit_are_told_at_once(tmp_path: Path) -> None:
+    own = read_certificates(str(make_authority(tmp_path).signs("own")))
+
+    async def check() -> None:
+        async with scheduler() as (_, address), open_lender(address, TOKEN, own, WaitBoard()) as lender:
+            with pytest.raises(SchedulerError, match="speaks no TLS, and this side was given certificates"):
+                await lender.keep_offered(GUEST, now)
+
+    asyncio.run(check())
+
+
 def test_a_wrong_token_is_told_at_once() -> None:
     async def check() -> None:
-        async with scheduler() as (_, address), open_lender(address, "f" * 32, WaitBoard()) as lender:
+        async with scheduler() as (_, address), open_lender(address, "f" * 32, None, WaitBoard()) as lender:
             with pytest.raises(SchedulerError, match="the token is missing or wrong"):
                 await lender.keep_offered(GUEST, now)
 
@@ -120,6 +168,14 @@ def setting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Setting]:
     with tempfile.TemporaryDirectory(prefix="rose-") as folder:  # short, because sockets would lie in it
         monkeypatch.setenv("ROSE_RUNTIME_DIR", f"{folder}/r")
         yield Setting(Path(folder))
+
+
+def test_certificates_that_cannot_be_used_are_refused(setting: Setting) -> None:
+    folder = make_authority(setting.folder / "authority").signs("own")
+    (folder / "tls.key").chmod(0o644)
+    setting.file.write_text(setting.file.read_text().replace("[serving]", 'certificates = "authority/own"\n[serving]'))
+    with pytest.raises(ConfigError, match=r"authority/own/tls\.key: mode 0644"):
+        setting.run()
 
 
 def test_a_board_that_another_executor_has_is_refused(setting: Setting) -> None:

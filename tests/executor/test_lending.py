@@ -5,8 +5,9 @@ from __future__ import annotations
 from rose.slo import Slo
 from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked
+from rose_executor.kv_budget import FixedBlocks
 from rose_executor.lending import SHUT_S, Lent, lent
-from rose_executor.meters import Growth, Share
+from rose_executor.meters import Growth, OpenSeconds, Share
 from rose_executor.slack import SlackPolicy
 
 POLICY = SlackPolicy(Slo(ttft_s=0.4, tpot_s=0.05), tokens_max=256, seqs_max=64)
@@ -18,7 +19,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 100.0
-        self.rules = GuestRules(POLICY, kv_blocks=77)
+        self.rules = GuestRules(POLICY, FixedBlocks(77))
         self.seen: Looked | None = None
         self.trouble = ""
 
@@ -128,3 +129,24 @@ def test_a_share_survives_a_new_life() -> None:
     share = Share()
     share.saw(50.0, 10.0)
     assert share.saw(0.25, 10.5) == 0.5
+
+
+def test_open_seconds_are_those_that_the_guest_says_also_over_its_lives() -> None:
+    gate = OpenSeconds()
+    assert gate.saw(7.0, True, 100.0) == 0.0  # of before
+    assert gate.saw(7.5, True, 110.0) == 0.5  # its own admission gave it less than its gate
+    assert gate.saw(7.5, False, 120.0) == 0.5
+    assert gate.saw(0.25, True, 130.0) == 0.75  # the next one began at nought
+    assert gate.saw(1.25, True, 131.0) == 1.75
+
+
+def test_of_a_silent_guest_the_seconds_count_in_which_its_gate_stood_open() -> None:
+    gate = OpenSeconds()
+    assert gate.saw(None, False, 100.0) == 0.0
+    assert gate.saw(None, True, 101.0) == 0.0
+    assert gate.saw(None, True, 103.0) == 2.0
+    assert gate.saw(None, False, 104.0) == 3.0
+    assert gate.saw(None, False, 110.0) == 3.0
+    assert gate.saw(90.0, True, 111.0) == 3.0  # what it says for the first time was counted, or is not known
+    assert gate.saw(91.0, True, 112.0) == 4.0
+    assert gate.saw(None, True, 113.0) == 5.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from rose.slo import Slo
 from rose_executor.board_states import ServingState
 from rose_executor.slack import SPEND, Allowance, SlackAdmission, SlackPolicy, slack_s
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 
 SLO = Slo(ttft_s=0.2, tpot_s=0.05)
 POLICY = SlackPolicy(SLO, tokens_max=256, seqs_max=64)
@@ -46,7 +48,7 @@ def serving(
 def cost(per_token_s: float = 0.001) -> StepProfile:
     profile = StepProfile()
     for tokens in (1, 50, 100):
-        profile.saw(tokens, per_token_s * tokens)
+        profile.saw(StepShape(tokens), per_token_s * tokens, 100.0)
     return profile
 
 
@@ -72,6 +74,55 @@ def allowed(state: ServingState | None, now_s: float = 100.0, policy: SlackPolic
 )
 def test_slack(state: ServingState | None, slack: float) -> None:
     assert slack_s(state, SLO, 100.0) == pytest.approx(slack)
+
+
+def observed(state: ServingState, looked_at_s: float = 99.9) -> ServingState:
+    """The same, seen from outside."""
+    return replace(state, looked_at_s=looked_at_s)
+
+
+@pytest.mark.parametrize(
+    ("state", "computed_s", "slack"),
+    [
+        (IDLE, 0.0, 0.05),  # and not the larger part of ttft_s: whoever has come since may be decoding by now
+        (IDLE, 0.03, 0.02),
+        (IDLE, 0.06, 0.0),
+        (replace(IDLE, next_step_s=0.01), 0.03, 0.01),
+        (serving(100.0), 0.0, 0.04),
+        (serving(100.0, since_s=3.0), 0.03, 0.01),  # no step is late that nobody could have seen
+        (serving(100.0, decoding=0, unanswered=1, waited_s=0.1), 0.0, 0.04),
+        (serving(100.0, decoding=0, unanswered=1, waited_s=0.17), 0.0, 0.01),
+    ],
+)
+def test_slack_beside_an_engine_that_is_looked_at_from_outside(
+    state: ServingState, computed_s: float, slack: float
+) -> None:
+    assert slack_s(observed(state), SLO, 100.0, computed_s=computed_s) == pytest.approx(slack)
+
+
+@given(
+    state=st.sampled_from([IDLE, serving(100.0), serving(100.0, decoding=0, unanswered=1)]),
+    next_step_s=st.floats(0, 0.06),
+    interference=st.sampled_from([0.1, 0.5, 1.0]),
+    per_token_s=st.floats(0.0001, 0.01),
+)
+def test_between_two_looks_a_guest_costs_no_token_of_serving_its_time(
+    state: ServingState, next_step_s: float, interference: float, per_token_s: float
+) -> None:
+    """However many steps it takes, and whatever comes in meanwhile that nobody sees."""
+    policy = SlackPolicy(SLO, tokens_max=256, seqs_max=64, interference=interference)
+    admission, profile = SlackAdmission(), cost(per_token_s)
+    for look in range(2):  # in less than the second after which it may try
+        state = observed(replace(state, next_step_s=next_step_s), 100.0 + 0.4 * look)
+        total_s = 0.0
+        for tick in range(80):
+            tokens = admission.allow(state, policy, profile, state.looked_at_s + TICK_S * tick).tokens_per_step
+            step_s = profile.seconds(tokens) if tokens else 0.0
+            admission.computed(step_s)
+            total_s += interference * step_s
+        assert total_s <= max(0.0, SLO.tpot_s - next_step_s) + 1e-9
+        if not state.unanswered and next_step_s + 4 * interference * per_token_s < SLO.tpot_s:
+            assert total_s > 0.0  # each look counts anew
 
 
 def test_what_the_guest_has_computed_beside_a_step_is_owed_to_it() -> None:
@@ -101,7 +152,7 @@ def test_many_small_steps_beside_one_of_serving_get_no_more_than_one_large() -> 
     admission, profile, given_s = SlackAdmission(), cost(), 0.0
     for _ in range(100):
         tokens = admission.allow(serving(100.0), POLICY, profile, 100.0).tokens_per_step
-        seconds = profile.seconds(tokens) if tokens else 0.0
+        seconds = profile.seconds(StepShape(tokens)) if tokens else 0.0
         given_s += seconds
         admission.computed(seconds)
     assert 0.03 < given_s < 0.04
@@ -128,7 +179,7 @@ def test_sequences_outlast_a_burst_and_then_follow() -> None:
 def test_one_slow_step_does_not_shut_a_guest_out_for_ever() -> None:
     """It may try a little, in a tenth of the time, and only beside an idle engine."""
     slow = StepProfile()
-    slow.saw(8, 0.9)
+    slow.saw(StepShape(8), 0.9, 1.0)
     admission, tokens = SlackAdmission(), []
     for tick in range(2000):
         tokens.append(admission.allow(IDLE, POLICY, slow, 100.0 + tick * TICK_S).tokens_per_step)
@@ -143,11 +194,11 @@ def test_one_slow_step_does_not_shut_a_guest_out_for_ever() -> None:
 
 def test_what_a_trial_teaches_opens_the_gate() -> None:
     profile, admission = StepProfile(), SlackAdmission()
-    profile.saw(8, 0.9)
+    profile.saw(StepShape(8), 0.9, 1.0)
     for tick in range(4000):
         allowance = admission.allow(IDLE, POLICY, profile, 100.0 + tick * TICK_S)
         if allowance.tokens_per_step:
-            profile.saw(allowance.tokens_per_step, 0.001 * allowance.tokens_per_step)
+            profile.saw(StepShape(allowance.tokens_per_step), 0.001 * allowance.tokens_per_step, 100.0)
     assert allowance.tokens_per_step >= 40
 
 
@@ -190,15 +241,15 @@ def test_no_allowance_ever_costs_more_than_the_slack(seed: int, interference: fl
             steps, computed_s = 9, computed_s if steps == 9 else 0.0
         if source.random() < 0.3:
             tokens = source.randint(1, 200)
-            profile.saw(tokens, source.uniform(0.0001, 0.001) * tokens)
+            profile.saw(StepShape(tokens), source.uniform(0.0001, 0.001) * tokens, now_s)
         allowance = admission.allow(state, policy, profile, now_s)
         slack = slack_s(state, SLO, now_s, computed_s=computed_s, interference=interference)
-        assert profile.seconds(allowance.tokens_per_step) * interference <= slack + 1e-12 or (
+        assert profile.seconds(StepShape(allowance.tokens_per_step)) * interference <= slack + 1e-12 or (
             allowance.tokens_per_step <= (8 if state is IDLE else 0)
         )
         assert 0 <= allowance.tokens_per_step <= 200
         assert 1 <= allowance.active_seqs <= 16
         if allowance.tokens_per_step and source.random() < 0.5:
-            seconds = profile.seconds(allowance.tokens_per_step)
+            seconds = profile.seconds(StepShape(allowance.tokens_per_step))
             admission.computed(seconds)
             computed_s += seconds

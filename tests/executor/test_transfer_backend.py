@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -87,7 +88,8 @@ async def tell(folder: Path, model: Path) -> Story:
     folders = {version: as_model(folder / f"model-{version}", model, held) for version, held in weights.items()}
     (folder / "token").write_text(TOKEN)
     (folder / "other-token").write_text(TOKEN[::-1])
-    warm = await WarmProcess.start(waits, log_path=folder / "warm.log", env={**IMPORT_ENV, "PYTHONPATH": str(HELPERS)})
+    path = os.pathsep.join([str(HELPERS), *sys.path])
+    warm = await WarmProcess.start(waits, log_path=folder / "warm.log", env={**IMPORT_ENV, "PYTHONPATH": path})
     try:
         traced = await run(warm, folder, "trace", {"model": str(folders[0]), "trace": [1, 2]})
         layouts = [from_json(text) for text in traced]

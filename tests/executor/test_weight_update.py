@@ -106,6 +106,7 @@ async def change(rig: Any, made: Made, *, keep_kv: bool = False) -> Any:
     return await rig.engine.control.apply(made.version, made.objects, made.way, keep_kv=keep_kv)
 
 
+@pytest.mark.each_vllm
 def test_after_each_update_the_live_engine_is_a_fresh_one(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
     """Forwards, back again, and anew; the last from a third version on, in one step."""
     rig = fresh_rig
@@ -138,6 +139,7 @@ def _differs(one: ProbeScores, other: ProbeScores) -> bool:
         return True
 
 
+@pytest.mark.each_vllm
 def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
     """Eight greedy streams; each goes on exactly as a fresh engine would from the token where it changed."""
     rig = fresh_rig
@@ -186,6 +188,7 @@ def test_an_update_in_mid_stream_is_stamped_and_exact(fresh_rig: Any, masters: W
     rig.run(run())
 
 
+@pytest.mark.each_vllm
 def test_kept_keys_and_values_are_read_by_nobody_else(fresh_rig: Any, masters: Weights, versions: Versions) -> None:
     """Streams go on with theirs; whoever asks for the same tokens then gets what a fresh engine says."""
     rig = fresh_rig

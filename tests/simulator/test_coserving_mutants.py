@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -22,7 +22,7 @@ from rose_executor import guest_admission, slack
 from rose_executor.board import QUOTA, Half, S
 from rose_executor.board_states import Given, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
-from rose_executor.guest_admission import GuestAdmission
+from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_rules import Freeze, GuestRules, Looked, Write
 from rose_executor.lending import Lent
 from rose_executor.slack import SlackAdmission
@@ -126,16 +126,16 @@ def _asks_for_slack_seldom(patch: pytest.MonkeyPatch) -> None:
     """Three times a second: what it acts on is over."""
     real = GuestAdmission.look
 
-    def look(self: GuestAdmission, given: Given, now_s: float, under_way: Iterable[int] = ()) -> None:
+    def look(self: GuestAdmission, given: Given, now_s: float, *pending: Pending) -> None:
         if now_s - self._looked_at_s > 0.3 or given.quota is None:
-            real(self, given, now_s, under_way)
+            real(self, given, now_s, *pending)
 
     patch.setattr(GuestAdmission, "look", look)
 
 
 def _takes_steps_for_cheap(patch: pytest.MonkeyPatch) -> None:
     real = StepProfile.tokens_within
-    patch.setattr(StepProfile, "tokens_within", lambda self, seconds, most: real(self, 8 * seconds, most))
+    patch.setattr(StepProfile, "tokens_within", lambda self, seconds, *rest: real(self, 8 * seconds, *rest))
 
 
 def _lends_whatever_happens(patch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from rose.trainer.recorder import Recorder
 from rose.trainer.reference_rank import ReferenceRank
 from rose.trainer.update_stats import UpdateStats
 from rose.waits import WaitBoard
+from rose_transfer.distribution.known_answer import KnownAnswer
 
 
 class LocalActor:
@@ -29,6 +30,9 @@ class LocalActor:
 
     async def weights(self) -> Weights:
         return self.rank.weights()
+
+    async def answer(self) -> KnownAnswer:
+        return self.rank.answer()
 
 
 class LocalReference:

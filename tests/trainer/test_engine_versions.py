@@ -18,7 +18,8 @@ from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.trainer.engine_versions import Applied, EngineVersions
 from rose.trainer.policy import Weights, load_policy, rounded_bf16
 from rose.waits import WaitBoard
-from rose_transfer.distribution import Receiver
+from rose_transfer.distribution import Offer, Receiver, known_answer
+from rose_transfer.distribution.known_answer import KnownAnswer
 from rose_transfer.snapshot import WEIGHTS, Snapshot
 from rose_transfer.store import Objects, StoreReader, manifest
 from rose_transfer.store import files as store_files
@@ -34,6 +35,11 @@ TOKEN = "0123456789abcdef"
 @pytest.fixture(scope="module")
 def weights(shipped_model: Path) -> Weights:
     return rounded_bf16(load_policy(shipped_model).weights())
+
+
+def an_answer(version: int) -> KnownAnswer:
+    """Each version has another one."""
+    return KnownAnswer((1, 2), (version,), ({version: -0.5},))
 
 
 class Bench:
@@ -68,7 +74,7 @@ class Bench:
     async def publish(self, version: int) -> None:
         """Each version differs from the one before."""
         weights = {name: tensor + version * 0.01 for name, tensor in self._weights.items()}
-        await self.engine_versions.publish(version, weights)
+        await self.engine_versions.publish(version, weights, an_answer(version))
 
     async def start_engine(self, lost: str | None = None) -> int:
         """The version that the live incarnation starts from; it has joined with it."""
@@ -328,6 +334,7 @@ def test_versions_are_fetched_from_elsewhere_also_by_one_that_was_overtaken(benc
             first = await anext(offers)
             assert first.version == 0
             held = await receiver.fetch(None, None, 0, deadline_s=10.0)
+            assert await receiver.answer(first, deadline_s=10.0) == an_answer(0)
             for version in (1, 2):
                 await bench.publish(version)
                 await bench.applied(version)
@@ -338,6 +345,9 @@ def test_versions_are_fetched_from_elsewhere_also_by_one_that_was_overtaken(benc
             assert (await anext(receiver.subscribe(first))).version == 2
             fetched = await receiver.fetch(0, held.fingerprint, 2, deadline_s=10.0)
             assert fetched.fingerprint == StoreReader(bench.folder / "store").fingerprint(2)
+            assert await receiver.answer(Offer(2, fetched.fingerprint), deadline_s=10.0) == an_answer(2)
+            told = bench.engine_versions._answers
+            assert await told.text(known_answer.ask_key(first)) is None  # it is kept no longer
         finally:
             receiver.close()
             await client.close()
@@ -351,7 +361,7 @@ def test_weights_that_are_not_finite_are_never_published(bench: Bench) -> None:
         name = next(iter(bench._weights))
         broken = {**bench._weights, name: torch.full_like(bench._weights[name], torch.nan)}
         with pytest.raises(TransferError, match="not finite"):
-            await bench.engine_versions.publish(1, broken)
+            await bench.engine_versions.publish(1, broken, an_answer(1))
         assert await bench.start_engine() == 0
 
     bench.run(body)

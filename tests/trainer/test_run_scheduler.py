@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from certificate_tools import make_authority
 from service_tools import LONG_S, TOKEN, offered, turn, until
 
-from rose.errors import ClusterError
+from rose.certificates import read_certificates
+from rose.errors import ClusterError, SchedulerError
 from rose.trainer import run_scheduler
 from rose.trainer.leasing import write_secret
 from rose.trainer.run_scheduler import RunScheduler, open_scheduler
@@ -31,11 +34,11 @@ class Bench:
         write_secret(self.token_file, TOKEN)
         self.waits, self.told = WaitBoard(), list[tuple[str, str]]()
 
-    def run(self, body: Callable[[RunScheduler], Awaitable[None]]) -> None:
+    def run(self, body: Callable[[RunScheduler], Awaitable[None]], certificates: str = "") -> None:
         async def whole() -> None:
             told = lambda *words: self.told.append(words)  # noqa: E731
             async with asyncio.timeout(LONG_S):
-                opening = open_scheduler(self.output, self.token_file, 0, self.waits, told)
+                opening = open_scheduler(self.output, self.token_file, certificates, 0, self.waits, told)
                 async with opening as scheduler:
                     await scheduler.ready()
                     await body(scheduler)
@@ -85,6 +88,27 @@ def test_one_that_is_killed_comes_back_at_its_address_and_whoever_waits_gets_a_l
     assert bench.left() == []
     assert [state for state, _ in bench.told] == ["starting", "ready", "starting", "ready", "ended"]
     assert len(list(bench.output.glob("scheduler-*/log.jsonl"))) == 2
+
+
+def test_it_speaks_tls_where_the_run_has_certificates_after_a_restart_too(bench: Bench, tmp_path: Path) -> None:
+    authority = make_authority(tmp_path)
+    mine = authority.signs("mine")
+    own = read_certificates(str(mine))
+
+    async def body(scheduler: RunScheduler) -> None:
+        keeping = asyncio.create_task(scheduler.run())
+        calling = partial(SchedulerClient, scheduler.address, token=TOKEN, waits=bench.waits, timeout_s=LONG_S)
+        async with calling(certificates=own) as client:
+            await client.status()
+            bench.kill()
+            await until(lambda: ("ready", f"{scheduler.address}; restarts: 1") in bench.told)
+            await client.status()
+        async with calling() as plain:
+            with pytest.raises(SchedulerError, match=r"asks for certificates \(TLS\)"):
+                await plain.status()
+        keeping.cancel()
+
+    bench.run(body, str(mine))
 
 
 async def leased(client: SchedulerClient) -> str:

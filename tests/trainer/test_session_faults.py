@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from certificate_tools import make_authority
 from guest_engine import a_guest
 from local_crew import open_local_crew
 from stand_ins import a_job
@@ -385,14 +386,18 @@ def schedulers() -> list[psutil.Process]:
 
 
 def test_a_lent_engine_takes_turns_and_costs_none_when_it_is_killed(babbling: Bench) -> None:
+    authority = make_authority(babbling.folder / "authority")
+    mine, theirs = (str(authority.signs(name)) for name in ("mine", "theirs"))
+
     async def lend_and_kill(bench: Bench) -> None:
-        async with a_guest(bench.rig, bench.model, bench.folder / "guest", bench.runtime) as guest:
+        async with a_guest(bench.rig, bench.model, bench.folder / "guest", bench.runtime, theirs) as guest:
             while bench.recorder.phase != "rollout":
                 await asyncio.sleep(0.002)
             await guest.sampled(200)
             guest.kill()
 
     sections = {**LONG_TURNS, "engine": {"max_num_seqs": 2}, "rollout": {"groups": 8, "max_new_tokens": 200}}
+    sections["run"] = {"certificates": mine}
     played = babbling.play(sections, lend_and_kill)
     assert played.failure is None
     report = played.balanced()

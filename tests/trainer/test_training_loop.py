@@ -27,6 +27,7 @@ from rose.ledger import Account
 from rose.metrics import Metrics
 from rose.records import Finish, Group, Outcome, Purpose, Trajectory, Turn, VersionSpan
 from rose.status import StatusBoard
+from rose.trainer.answering import known_answer, question
 from rose.trainer.books import Books
 from rose.trainer.engine_versions import Applied
 from rose.trainer.evaluation import Evaluator
@@ -38,6 +39,7 @@ from rose.trainer.recorder import Recorder
 from rose.trainer.rollout import Task
 from rose.trainer.update_stats import UpdateStats
 from rose.waits import WaitBoard
+from rose_transfer.distribution.known_answer import KnownAnswer
 
 Rule = Callable[[Task, int], dict[str, Any]]
 """What becomes of a task: changes to a completed trajectory, given the weight version that plays it."""
@@ -106,11 +108,13 @@ class ScriptedVersions:
 
     def __init__(self, rollout: ScriptedRollout) -> None:
         self.published: dict[int, Weights] = {}
+        self.answers: dict[int, KnownAnswer] = {}
         self._rollout = rollout
 
-    async def publish(self, version: int, weights: Weights) -> SimpleNamespace:
+    async def publish(self, version: int, weights: Weights, answer: KnownAnswer) -> SimpleNamespace:
         assert version not in self.published
         self.published[version] = {name: tensor.clone() for name, tensor in weights.items()}
+        self.answers[version] = answer
         return SimpleNamespace(update_bytes=1, model_bytes=1)
 
     async def applied(self, engine_id: str, version: int, timeout_s: float) -> Applied:
@@ -156,6 +160,9 @@ class TinyActor:
 
     async def weights(self) -> Weights:
         return rounded_bf16(self._policy.weights())
+
+    async def answer(self) -> KnownAnswer:
+        return known_answer(self._policy, question(self._policy.vocabulary, 4), 2)
 
 
 class ScriptedReference:

@@ -13,7 +13,8 @@ import torch
 from distribution_tools import PATIENT, Engine, port_of, site, until
 
 from rose.errors import TransferError
-from rose_transfer.distribution import WeightPublisher
+from rose_transfer.distribution import Offer, WeightPublisher
+from rose_transfer.distribution.known_answer import KnownAnswer
 from rose_transfer.layout.box import Box
 from rose_transfer.layout.layout import Layout, LocalTensor, Parameter, Piece
 from rose_transfer.store import BucketId, NoRoom, Packing, Store
@@ -81,6 +82,28 @@ def test_a_state_dict_arrives_rounded_and_tied_names_once(memory_path: Path) -> 
                     assert set(arrived) == {"embed", "router"}
                     assert torch.equal(arrived["embed"], state["embed"].to(torch.bfloat16))
                     assert torch.equal(arrived["router"], state["router"])
+
+    asyncio.run(check())
+
+
+def test_what_a_version_answers_is_told_while_it_is_kept(memory_path: Path) -> None:
+    async def check() -> None:
+        async with site(memory_path) as here:
+            publisher = WeightPublisher(memory_path / "store", waits=here.waits, serve=[here.serve()], keep=1)
+            async with publisher:
+                answers = {version: KnownAnswer((1,), (version,), ({version: -0.5},)) for version in (1, 2)}
+                offers = {}
+                for version, answer in answers.items():
+                    manifest = await publisher.publish(version, weights(version), answer)
+                    offers[version] = Offer(version, manifest.fingerprint)
+                third = await publisher.publish(3, weights(3))
+                await publisher._retired()
+                receiver = here.receiver(port_of(publisher))
+                for offer in (*offers.values(), Offer(3, third.fingerprint)):
+                    assert await receiver.answer(offer, deadline_s=PATIENT) is None  # gone, gone, and never told
+                fourth = await publisher.publish(4, weights(4), answers[1])
+                offer = Offer(4, fourth.fingerprint)
+                assert await receiver.answer(offer, deadline_s=PATIENT) == answers[1]
 
     asyncio.run(check())
 

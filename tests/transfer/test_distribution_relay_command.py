@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -73,7 +74,10 @@ def test_it_relays_over_tls_says_so_and_ends_on_sigterm(
         waits, port = WaitBoard(), free_port()
 
         def serve(source: object) -> TcpServer:
-            return TcpServer(source, token=TOKEN, waits=waits, tls=certificates.server())  # type: ignore[arg-type]
+            tls = certificates.server()
+            tls.load_verify_locations(certificates.folder / "cert.pem")
+            tls.verify_mode = ssl.CERT_REQUIRED  # the relay shows upstream what it serves with
+            return TcpServer(source, token=TOKEN, waits=waits, tls=tls)  # type: ignore[arg-type]
 
         outlet = Outlet(store, [serve])
         await outlet.open()

@@ -12,8 +12,10 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
+from certificate_tools import make_authority
 from transport_tools import (
     OBJECTS,
     QUICK_CLIENT,
@@ -27,8 +29,10 @@ from transport_tools import (
     until,
 )
 
+from rose.certificates import read_certificates
 from rose.errors import ConfigError, DeadlineExceeded
 from rose.waits import WaitBoard
+from rose_transfer.transport.access import client_tls
 from rose_transfer.transport.frames import FROM_CLIENT, Decoder, FrameError, FrameFault
 from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.landing import MemoryLanding
@@ -113,6 +117,32 @@ def test_a_certificate_for_another_host_is_named(certificates: Certificates) -> 
         async with tcp_pair(Memory(), tls=certificates) as pair:
             error = await refused(pair.server.port, certificates.client(), host="localhost")
             assert "Hostname mismatch" in error.what
+
+    asyncio.run(check())
+
+
+def test_a_certificate_that_the_server_asks_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    authority = make_authority(tmp_path)
+    own, old = authority.signs("own"), authority.signs("old", valid="20200101000000Z 20200201000000Z")
+    server_side = read_certificates(str(own))
+    assert server_side is not None
+    expired = client_tls(own / "ca.crt", (old / "tls.crt", old / "tls.key"))
+
+    async def check() -> None:
+        waits = WaitBoard()
+        server = TcpServer(Memory(), token=TOKEN, waits=waits, tls=server_side.server_context(), limits=QUICK_SERVER)
+        await server.start()
+        try:
+            client = TcpClient("127.0.0.1", server.port, token=TOKEN, waits=waits, tls=server_side.client_context())
+            assert await fetched(client, "long") == OBJECTS["long"]
+            await client.close()
+            error = await refused(server.port, client_tls(own / "ca.crt"))
+            assert "it asks for a certificate, or does not accept this side's" in error.what
+            await until(lambda: "the other side shows no certificate" in caplog.text)
+            assert "renew the one it has" in (await refused(server.port, expired)).to_do
+            await until(lambda: "certificate has expired" in caplog.text)
+        finally:
+            await server.close()
 
     asyncio.run(check())
 

@@ -29,6 +29,7 @@ from rose_executor.board import GUEST, QUOTA, SERVING
 from rose_executor.board_states import ServingState
 from rose_executor.engine_health import Died, EngineHealth, HealthAction, Ready, Start, Wanted
 from rose_executor.guest_rules import OBEY_S, PATIENCE_S, Freeze, GuestRules, Looked, Write
+from rose_executor.kv_budget import FixedBlocks, KvShare
 from rose_executor.lending import SHUT_S, lent
 from rose_executor.slack import SURPRISE, SlackPolicy
 from rose_scheduler.events import EngineKind, EngineOffered
@@ -55,7 +56,7 @@ class LendingExecutor:
         board: SimulatedBoard,
         core: SharedCore,
         policy: SlackPolicy,
-        make_rules: Callable[[SlackPolicy, int], GuestRules],
+        make_rules: Callable[[SlackPolicy, KvShare], GuestRules],
         store: Store,
         host: SchedulerHost,
         waits: WaitBooks,
@@ -82,7 +83,7 @@ class LendingExecutor:
         self._odds = odds
         self._severed = severed
         self._made = made
-        self._rules = make_rules(policy, LIMITS.kv_blocks)
+        self._rules = make_rules(policy, FixedBlocks(LIMITS.kv_blocks))
         self._seen: Looked | None = None
         self._shut_s: float | None = None
         self._tight_s: float | None = None
@@ -112,7 +113,7 @@ class LendingExecutor:
         self.lives += 1
         self._end_guest()
         self._parts.put(self.part, EngineHealth(RESTARTS_MAX, backoff_s=0.1))
-        self._rules = self._make_rules(self._policy, LIMITS.kv_blocks)
+        self._rules = self._make_rules(self._policy, FixedBlocks(LIMITS.kv_blocks))
         self._parts.put(self.rules_part, self._rules)
         self._shut_s = self._tight_s = self._seen = None
         self._look(self.lives)

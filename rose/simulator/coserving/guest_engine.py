@@ -17,6 +17,7 @@ from rose.simulator.coserving.shared_core import SharedCore
 from rose_executor.board import GUEST, QUOTA, SERVING
 from rose_executor.board_states import Given, GuestState, Quota
 from rose_executor.guest_admission import GuestAdmission
+from rose_executor.step_shape import StepShape
 
 LIMITS = Quota(kv_blocks=100, tokens_per_step=64, active_seqs=8, gate_open=True)
 STEP_S = 0.003
@@ -95,7 +96,7 @@ class GuestEngine(RolloutEngine):
             self.computed_steps += 1
             self._step_s, self._step_tokens = cost_s, tokens
             self._busy_s += cost_s
-            self.admission.computed(tokens, cost_s)
+            self.admission.computed(StepShape(tokens, max(1, len(planned))), cost_s, self.driver.now)
             if self.weights.serving:
                 self.compute(planned)
         self.kick()

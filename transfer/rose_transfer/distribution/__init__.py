@@ -7,6 +7,7 @@ from what it holds, and fetches what that names; `source` is who answers, on a p
 |---|---|
 | `publisher`, `receiver`, `relay` | what people use: publish, fetch, pass on |
 | `offer`, `way`, `ancestry` (pure) | what is announced, how one gets there, over which relays; strictly parsed texts |
+| `known_answer` (pure), `told_answers` | what a version answers, told beside it |
 | `source`, `outlet` | a store behind a transport: objects, ways made on demand, announcements |
 | `subscription`, `following` | hearing of versions; one attempt at fetching what leads to one |
 | `lineage` | versions into a relay's store, and another lineage into its place |

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rose_transfer.distribution.offer import Offer
-from rose_transfer.distribution.source import StoreSource
+from rose_transfer.distribution.source import Answers, StoreSource, no_answers
 from rose_transfer.store import Store
 from rose_transfer.transport.interface import ObjectServer, ObjectSource
 
@@ -26,12 +26,19 @@ closes with that server too, an `RdmaLender` say.
 class Outlet:
     """Offers `store` on servers that `serve` makes, from `open` until `close`, after which it may be opened again.
 
-    The store is not closed with it. `relays` as for `StoreSource`.
+    The store is not closed with it. `relays` and `answers` as for `StoreSource`.
     """
 
-    def __init__(self, store: Store, serve: Sequence[MakeServer], relays: Callable[[], Sequence[str]] = tuple) -> None:
+    def __init__(
+        self,
+        store: Store,
+        serve: Sequence[MakeServer],
+        relays: Callable[[], Sequence[str]] = tuple,
+        answers: Answers = no_answers,
+    ) -> None:
         self._store = store
         self._relays = relays
+        self._answers = answers
         self._serve = tuple(serve)
         self._source: StoreSource | None = None
         self._announced: Offer | None = None
@@ -39,7 +46,7 @@ class Outlet:
 
     async def open(self) -> None:
         """Start the servers, and offer what is there. Raises ClusterError if an address cannot be bound."""
-        self._source = StoreSource(self._store, self._relays)
+        self._source = StoreSource(self._store, self._relays, self._answers)
         started: list[ObjectServer] = []
         try:
             for make in self._serve:

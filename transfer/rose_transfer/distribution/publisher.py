@@ -34,7 +34,10 @@ import torch
 from rose.errors import DeadlineExceeded, TransferError
 from rose.logs import logger
 from rose.waits import WaitBoard
+from rose_transfer.distribution.known_answer import KnownAnswer
+from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.outlet import MakeServer, Outlet
+from rose_transfer.distribution.told_answers import ToldAnswers
 from rose_transfer.layout.layout import Layout, Parameter
 from rose_transfer.store import Manifest, NoRoomForVersion, Packing, Store
 from rose_transfer.store.buckets import check_dtypes, pack, state_parameters
@@ -75,7 +78,8 @@ class WeightPublisher:
         if keep < 1:
             raise ValueError(f"keep={keep} must be at least 1")
         self.store = Store(folder, compress=compress, bytes_max=bytes_max)
-        self._outlet = Outlet(self.store, serve)
+        self._answers = ToldAnswers()
+        self._outlet = Outlet(self.store, serve, answers=self._answers.text)
         self._waits = waits
         self._layouts = tuple(receivers)
         self._parameters = parameters
@@ -109,8 +113,12 @@ class WeightPublisher:
         """The version published last, by whichever process; None if there is none."""
         return self.store.newest
 
-    async def publish(self, version: int, state_dict: Mapping[str, torch.Tensor]) -> Manifest:
+    async def publish(
+        self, version: int, state_dict: Mapping[str, torch.Tensor], answer: KnownAnswer | None = None
+    ) -> Manifest:
         """Store `state_dict` as `version` and offer it. Tensors of several names count once; others are rounded.
+
+        `answer` is what an engine with these weights must answer: whoever lends one then asks it that first.
 
         Cancelled, it gives up at the next bucket, and ends once nothing of the version is left; where it had all of
         them by then, the version is offered.
@@ -121,7 +129,7 @@ class WeightPublisher:
         """
         await self._published_before()
         given_up = threading.Event()
-        publishing = asyncio.create_task(self._write_and_offer(version, state_dict, given_up))
+        publishing = asyncio.create_task(self._write_and_offer(version, state_dict, answer, given_up))
         publishing.add_done_callback(_heed)
         self._publishing = publishing
         try:
@@ -162,7 +170,11 @@ class WeightPublisher:
         self._retiring = asyncio.create_task(self._retire())
 
     async def _write_and_offer(
-        self, version: int, state_dict: Mapping[str, torch.Tensor], given_up: threading.Event
+        self,
+        version: int,
+        state_dict: Mapping[str, torch.Tensor],
+        answer: KnownAnswer | None,
+        given_up: threading.Event,
     ) -> Manifest:
         while True:
             try:
@@ -172,6 +184,8 @@ class WeightPublisher:
                 if given_up.is_set() or not await asyncio.to_thread(making):
                     raise
             else:
+                if answer is not None:
+                    self._answers.tell(Offer(version, manifest.fingerprint), answer)
                 self._offer()
                 return manifest
 
@@ -207,6 +221,7 @@ class WeightPublisher:
     async def _retire(self) -> None:
         try:
             await asyncio.to_thread(self.store.collect, self._keep)
+            self._answers.keep_only(self.store.versions())
         except TransferError as error:
             log.warning("old versions stay", why=str(error))
 

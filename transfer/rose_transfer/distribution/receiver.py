@@ -33,6 +33,7 @@ from pathlib import Path
 
 from rose.errors import ContractError, TransferError
 from rose.waits import WaitBoard
+from rose_transfer.distribution import known_answer
 from rose_transfer.distribution.following import (
     DISK_END,
     DISK_S,
@@ -43,6 +44,7 @@ from rose_transfer.distribution.following import (
     Unfit,
     Wanted,
 )
+from rose_transfer.distribution.known_answer import KnownAnswer
 from rose_transfer.distribution.offer import Offer
 from rose_transfer.distribution.shelf import Shelf
 from rose_transfer.distribution.subscription import Subscription, log
@@ -50,6 +52,7 @@ from rose_transfer.distribution.way import WayAsk, ask_of
 from rose_transfer.store import BucketId, NoRoom, Packing, manifest
 from rose_transfer.store.files import DiskTrouble
 from rose_transfer.transport.interface import ObjectClient, ObjectMissing, Refused
+from rose_transfer.transport.landing import MemoryLanding
 
 _WAYS_MAX = 5
 """So often a way is asked for before a server that cannot give what it promises is given up."""
@@ -193,6 +196,18 @@ class Receiver:
                     start_known=way.start is not None,
                     bytes_received=following.received_bytes,
                 )
+
+    async def answer(self, offer: Offer, *, deadline_s: float) -> KnownAnswer | None:
+        """What a version is known to answer; None if nobody upstream knows.
+
+        Raises MalformedRecord, Refused, DeadlineExceeded, or TransferError once the client was closed.
+        """
+        landing = MemoryLanding(bytes_max=known_answer.TEXT.bytes_max)
+        try:
+            await self._client.fetch(known_answer.ask_key(offer), landing, deadline_s=deadline_s)
+        except ObjectMissing:
+            return None
+        return known_answer.from_bytes(bytes(landing.bytes_view))
 
     def forget(self, keep: Iterable[Fetched] = ()) -> None:
         """Remove what was fetched, but for what `keep` is made of, the last packing and what is being fetched now.

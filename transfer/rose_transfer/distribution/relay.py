@@ -40,7 +40,7 @@ from typing import ParamSpec, TypeVar
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution import ancestry, lineage
+from rose_transfer.distribution import ancestry, known_answer, lineage
 from rose_transfer.distribution.attempts import Attempts
 from rose_transfer.distribution.following import DISK_END
 from rose_transfer.distribution.offer import Offer
@@ -49,7 +49,7 @@ from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.subscription import Subscription, log
 from rose_transfer.store import NoRoom, NoRoomForVersion, Store, chain
 from rose_transfer.store.roles import Role, hold_alone
-from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
+from rose_transfer.transport.interface import ObjectClient, ObjectMissing, ObjectServer, Refused
 from rose_transfer.transport.landing import MemoryLanding
 
 P = ParamSpec("P")
@@ -59,6 +59,7 @@ _NAMES_BYTES = 2**14
 """What the store writes beside what has arrived: a manifest, a mark, the file of a way."""
 _FETCH_S = 3600.0
 _STORE_S = 3600.0
+_ANSWER_S = 10.0
 _LOOK_TURNS_MAX = 64
 
 
@@ -112,7 +113,8 @@ class Relay:
         self._id = secrets.token_hex(16)
         self._above, self._follows_itself = tuple[str, ...](), False
         self._turns_to_look = self._turns_between = 1
-        self._outlet = Outlet(self.store, serve, self._relays)
+        self._outlet = Outlet(self.store, serve, self._relays, self._answer)
+        self._asking: dict[str, asyncio.Task[bytes | None]] = {}
         self._switching: asyncio.Task[None] | None = None
         self._told, self._told_bytes = self._newest(), 0
         self._began_s: float | None = None
@@ -166,6 +168,27 @@ class Relay:
 
     def _relays(self) -> tuple[str, ...]:
         return (self._id, *self._above)
+
+    async def _answer(self, key: str) -> bytes | None:
+        """Passed on as it came: whoever asked reads it.
+
+        All who ask at the same time share one question: a relay that follows itself would ask itself for ever.
+        """
+        asking = self._asking.get(key)
+        if asking is None:
+            asking = self._asking[key] = asyncio.create_task(self._ask_above(key))
+            asking.add_done_callback(lambda _: self._asking.pop(key))
+        return await asyncio.shield(asking)
+
+    async def _ask_above(self, key: str) -> bytes | None:
+        landing = MemoryLanding(bytes_max=known_answer.TEXT.bytes_max)
+        try:
+            await self._client.fetch(key, landing, deadline_s=_ANSWER_S)
+        except ObjectMissing:
+            return None
+        except DeadlineExceeded as error:
+            raise TransferError(f"what a version answers is not heard of: {error.what}") from error
+        return bytes(landing.bytes_view)
 
     async def _look_up(self) -> None:
         """Learn which relays are above this one, and say so if it is among them itself.
@@ -284,7 +307,7 @@ class Relay:
         try:
             await self._in_thread(self._replace_store)
         finally:
-            self._outlet = Outlet(self.store, self._serve, self._relays)
+            self._outlet = Outlet(self.store, self._serve, self._relays, self._answer)
             await self._outlet.open()
 
     def _replace_store(self) -> None:

@@ -17,12 +17,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from rose.errors import TransferError
 from rose_transfer.codec import MalformedDelta
-from rose_transfer.distribution import ancestry
+from rose_transfer.distribution import ancestry, known_answer
 from rose_transfer.distribution.way import Way, WayAsk, ask_of
 from rose_transfer.store import LostObject, Manifest, Step, Store
 from rose_transfer.transport.interface import ReadableObject
@@ -30,17 +30,27 @@ from rose_transfer.transport.interface import ReadableObject
 _TEXTS_KEPT = 256
 _MAKERS = 4
 _MERGES_MAX = 64
+Answers = Callable[[str], Awaitable[bytes | None]]
+"""The text of a known answer, by the key that asks for it; None if there is none. Raises TransferError."""
+
+
+async def no_answers(key: str) -> bytes | None:
+    """Of a store whose versions nobody has asked anything."""
+    return None
 
 
 class StoreSource:
     """The objects of `store`, and ways between its versions, until `close`.
 
-    `relays` says which relays are passed on the way here, see `ancestry`.
+    `relays` says which relays are passed on the way here, see `ancestry`; `answers` what versions are known to answer.
     """
 
-    def __init__(self, store: Store, relays: Callable[[], Sequence[str]] = tuple) -> None:
+    def __init__(
+        self, store: Store, relays: Callable[[], Sequence[str]] = tuple, answers: Answers = no_answers
+    ) -> None:
         self._store = store
         self._relays = relays
+        self._answers = answers
         self._makers = ThreadPoolExecutor(_MAKERS, thread_name_prefix="rose-way")
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="rose-check")
         # Changed in the server's loop only; its readers look keys up.
@@ -56,7 +66,7 @@ class StoreSource:
         """Make the way that `key` asks for, if it does and its goal is kept. Raises TransferError if that is lost."""
         if key in self._texts:
             return
-        text = ancestry.to_bytes(self._relays()) if ancestry.is_ask(key) else await self._way_text(key)
+        text = await self._made(key)
         if text is not None:
             self._texts[key] = text
             while len(self._texts) > _TEXTS_KEPT:
@@ -74,6 +84,11 @@ class StoreSource:
         """Make no ways any more."""
         for threads in (self._makers, self._checker):
             threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _made(self, key: str) -> bytes | None:
+        if ancestry.is_ask(key):
+            return ancestry.to_bytes(self._relays())
+        return await (self._answers(key) if known_answer.is_ask(key) else self._way_text(key))
 
     async def _way_text(self, key: str) -> bytes | None:
         ask = ask_of(key)

@@ -48,6 +48,27 @@ def host_and_port(address: str) -> tuple[str, int]:
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """For a server that has this certificate (PEM, with its chain). Raises ConfigError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    _load_own(context, certificate, key)
+    return context
+
+
+def client_tls(authority: Path, own: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    """For a client that trusts this authority alone (PEM), and shows its `own` certificate and key if it is asked.
+
+    Raises ConfigError.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    read_small_file(authority, _PEM_BYTES_MAX, _AUTHORITY)
+    try:
+        context.load_verify_locations(authority)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{authority} cannot be used: {error}", expected=_AUTHORITY) from error
+    if own is not None:
+        _load_own(context, *own)
+    return context
+
+
+def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     for file in (certificate, key):
         read_small_file(file, _PEM_BYTES_MAX, _OWN_CERTIFICATE)
     try:
@@ -55,18 +76,6 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
         context.load_cert_chain(certificate, key, password="")
     except (OSError, ValueError) as error:  # SSLError is an OSError
         raise ConfigError(f"{certificate} and {key} cannot be used: {error}", expected=_OWN_CERTIFICATE) from error
-    return context
-
-
-def client_tls(authority: Path) -> ssl.SSLContext:
-    """For a client that trusts this authority alone (PEM). Raises ConfigError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    read_small_file(authority, _PEM_BYTES_MAX, _AUTHORITY)
-    try:
-        context.load_verify_locations(authority)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{authority} cannot be used: {error}", expected=_AUTHORITY) from error
-    return context
 
 
 def _is_host(host: str) -> bool:

@@ -76,19 +76,23 @@ from rose_transfer.transport.messages import (
     Welcome,
     parse,
 )
-from rose_transfer.transport.mismatch import OTHER_TOKEN, TLS_THERE_ONLY, Mismatch, of_paths
+from rose_transfer.transport.mismatch import LEFT_AT_SIGHT, OTHER_TOKEN, TLS_THERE_ONLY, Mismatch, of_paths
 from rose_transfer.transport.piece_list import PieceList
 
 
 class ClientSession:
     """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing.
 
-    `path` is the name of what pieces cross by, beside the connection; empty if they cross on it.
+    `path` is the name of what pieces cross by, beside the connection; empty if they cross on it. `over_tls` says that
+    a link is connected once both have shaken hands.
     """
 
-    def __init__(self, token: bytes, nonce_seed: bytes, limits: ClientLimits, path: str = "") -> None:
+    def __init__(
+        self, token: bytes, nonce_seed: bytes, limits: ClientLimits, path: str = "", over_tls: bool = False
+    ) -> None:
         self._token = token
         self._path = path
+        self._over_tls = over_tls
         self._nonce_seed = nonce_seed
         self._limits = limits
         self._links: dict[int, LinkBook] = {}
@@ -143,6 +147,8 @@ class ClientSession:
                     return self._read(link, frame, now)
             case Lost(link, why, mismatch):
                 if link in self._links:
+                    if mismatch is None and self._over_tls and self._links[link].state is LinkState.GREETING:
+                        mismatch = LEFT_AT_SIGHT
                     return [*self._lose(link, self._told(link, why, mismatch)), *self._judge(mismatch)]
             case Retry(rest):
                 if rest == self._rests:

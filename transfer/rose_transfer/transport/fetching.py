@@ -69,11 +69,13 @@ class _Ask:
 class StreamClient(ABC):
     """Pulls objects from one server, called `server` in waits and errors. Used from one event loop."""
 
-    def __init__(self, *, token: str, waits: WaitBoard, server: str, limits: ClientLimits) -> None:
+    def __init__(
+        self, *, token: str, waits: WaitBoard, server: str, limits: ClientLimits, over_tls: bool = False
+    ) -> None:
         self._waits = waits
         self._server = server
         self._limits = limits
-        self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits, self.path)
+        self._session = ClientSession(checked_token(token), secrets.token_bytes(32), limits, self.path, over_tls)
         self._asks: dict[int, _Ask] = {}
         self._ask_numbers = itertools.count(1)
         self._dialed: dict[int, Dialed] = {}

@@ -61,6 +61,17 @@ NOT_ACCEPTED = Mismatch(
     "give the other side the authority that signed it",
     certain=False,
 )
+LEFT_AT_SIGHT = Mismatch(
+    "the other side shook hands and left without a word: it asks for a certificate, or does not accept this side's",
+    "one that is valid, signed by the authority that is trusted there",
+    "give this side a certificate, or renew the one it has",
+    certain=False,
+)
+SHOWS_NONE = Mismatch(
+    "the other side shows no certificate, and this side asks for one",
+    "one that is signed by the authority that is trusted here",
+    "give the other side a certificate",
+)
 OTHER_TOKEN = Mismatch("the other side has another token", "the same on both sides", "compare the tokens' sources")
 
 
@@ -131,6 +142,8 @@ def of_handshake(error: BaseException) -> Mismatch | None:
         return None
     if error.reason in _NO_TLS:
         return TLS_HERE_ONLY
+    if error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return SHOWS_NONE
     if error.reason in _ALERTS_OF_CERTIFICATES:
         return NOT_ACCEPTED
     why = (error.reason or str(error)).lower().replace("_", " ")

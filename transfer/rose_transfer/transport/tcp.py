@@ -83,7 +83,13 @@ class TcpClient(StreamClient):
         tls: ssl.SSLContext | None = None,
         limits: ClientLimits | None = None,
     ) -> None:
-        super().__init__(token=token, waits=waits, server=f"{host}:{port}", limits=limits or ClientLimits())
+        super().__init__(
+            token=token,
+            waits=waits,
+            server=f"{host}:{port}",
+            limits=limits or ClientLimits(),
+            over_tls=tls is not None,
+        )
         self._host = host
         self._port = port
         self._tls = tls

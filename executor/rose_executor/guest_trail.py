@@ -1,0 +1,32 @@
+"""A guest's steps, written down for whoever measures it: what it knew as it planned each, and what that did cost.
+
+Invariants
+- Without a file nothing is kept.
+- Steps end in the order in which they were planned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from rose_executor.step_log import Plan, SeenStep, StepLogWriter
+from rose_executor.step_shape import StepShape
+
+
+class GuestTrail:
+    """Writes to `path`, if there is one."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._log = None if path is None else StepLogWriter(path)
+        self._plans: deque[Plan] = deque()
+
+    def planned(self, plan: Plan) -> None:
+        """A step that computes something begins."""
+        if self._log is not None:
+            self._plans.append(plan)
+
+    def ended(self, shape: StepShape, seconds: float) -> None:
+        """The oldest that has begun is over."""
+        if self._log is not None:
+            self._log.write(SeenStep(shape, seconds, self._plans.popleft()))

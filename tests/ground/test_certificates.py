@@ -1,0 +1,83 @@
+"""What is wrong with one's own certificates is said before anybody is spoken to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from certificate_tools import Authority, make_authority
+
+from rose.certificates import read_certificates
+from rose.errors import ConfigError
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("authority"))
+
+
+def refused(folder: Path) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        read_certificates(str(folder))
+    return caught.value
+
+
+def test_what_is_sound_is_read_and_its_key_is_not_shown(authority: Authority) -> None:
+    found = read_certificates(str(authority.signs("sound")))
+    assert found is not None
+    assert "PRIVATE" not in repr(found)
+    assert b"PRIVATE" in found.key
+
+
+def test_no_folder_is_no_certificates() -> None:
+    assert read_certificates("") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "usage", "said"),
+    [
+        ("old", "20200101000000Z 20200201000000Z", "serverAuth,clientAuth", "has expired"),
+        ("early", "20990101000000Z 20990201000000Z", "serverAuth,clientAuth", "is not valid yet"),
+        ("one-sided", "", "serverAuth", "is not made for both ends"),
+        ("other-side", "", "clientAuth", "is not made for both ends"),
+    ],
+)
+def test_a_certificate_that_no_peer_would_accept(
+    authority: Authority, name: str, valid: str, usage: str, said: str
+) -> None:
+    error = refused(authority.signs(name, valid=valid, usage=usage))
+    assert "tls.crt " + said in error.what
+    assert "openssl x509" in error.to_do
+
+
+def test_another_authority(authority: Authority, tmp_path: Path) -> None:
+    folder = authority.signs("strange")
+    (folder / "ca.crt").write_bytes((make_authority(tmp_path / "other").folder / "ca.crt").read_bytes())
+    assert "is signed by another authority" in refused(folder).what
+
+
+def test_a_key_that_others_may_read(authority: Authority) -> None:
+    folder = authority.signs("open")
+    (folder / "tls.key").chmod(0o640)
+    error = refused(folder)
+    assert "mode 0640" in error.what
+    assert error.to_do.startswith("chmod 600 ")
+
+
+def test_the_key_of_another_certificate(authority: Authority) -> None:
+    folder = authority.signs("mixed")
+    (folder / "tls.key").write_bytes((authority.signs("mixed-up") / "tls.key").read_bytes())
+    assert "tls.key is the key of another certificate" in refused(folder).what
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])
+@pytest.mark.parametrize("content", [None, b"", b"\xff\x00 no PEM"])
+def test_files_that_are_missing_or_no_pem(
+    authority: Authority, name: str, content: bytes | None, request: pytest.FixtureRequest
+) -> None:
+    folder = authority.signs(f"broken-{abs(hash(request.node.name))}")
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    assert "a folder with ca.crt, tls.crt and tls.key" in refused(folder).expected
