@@ -139,6 +139,7 @@ class ExecutorMetrics:
         self.kv_used_ratio = gauge("kv_used_ratio", "Share of an engine's KV cache that is in use.", "who")
         self.gate_open_ratio = gauge("gate_open_ratio", "Share of the last second in which the guest might compute.")
         self.requests = gauge("requests", "Requests that an engine runs.", "who")
+        self.tier = gauge("tier", "1 for the tier that is in force: unseen, observe, board or full.", "tier")
         self.slots_open = gauge("slots_open", "Requests that the guest may be given now.")
         self.slo_seconds = gauge("slo_seconds", "What the serving engine owes its users.", "what")
         self.weight_version = gauge("weight_version", "Weight version that the guest samples with.")

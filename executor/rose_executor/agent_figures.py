@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from prometheus_client import Gauge
 
@@ -19,18 +20,27 @@ from rose_executor.lender import Lender
 from rose_executor.lending import Lent
 from rose_executor.meters import Growth, Share
 from rose_executor.step_profile import StepProfile
+from rose_executor.tiers import Tier, TierNow
 from rose_executor.version_follower import Followed
 
 _MS = 1000
 
 
 class AgentFigures:
-    """Shows what `show` is given. `slo` is the serving engine's."""
+    """Shows what `show` is given. `slo` is the serving engine's, `tier_of` says which tier a state of it comes to."""
 
-    def __init__(self, metrics: ExecutorMetrics, status: StatusBoard, waits: WaitBoard, slo: Slo) -> None:
+    def __init__(
+        self,
+        metrics: ExecutorMetrics,
+        status: StatusBoard,
+        waits: WaitBoard,
+        slo: Slo,
+        tier_of: Callable[[ServingState | None], TierNow],
+    ) -> None:
         self._metrics = metrics
         self._status = status
         self._waits = waits
+        self._tier_of = tier_of
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
         self._preemptions, self._moved, self._starvations = Growth(), Growth(), Growth()
@@ -85,6 +95,7 @@ class AgentFigures:
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
         self._metrics.guest_tokens.set(tokens)
         self._metrics.open_waits.set(len(self._waits.snapshot()))
+        self._show_tier(serving)
         self._status.part("serving", *_serving_words(watch, serving))
         self._status.part("guest", *self._guest_words(life, guest, lent))
         self._status.part("follower", *_follower_words(life))
@@ -101,6 +112,12 @@ class AgentFigures:
         compute.set(self._computed[who].saw(state.busy_s, now_s))
         kv_used.set(state.kv_blocks_used / max(1, state.kv_blocks_total))
         requests.set(state.running)
+
+    def _show_tier(self, serving: ServingState | None) -> None:
+        now = self._tier_of(serving)
+        for tier in Tier:
+            self._metrics.tier.labels(tier=tier).set(tier is now.tier)
+        self._status.part("tier", now.tier, now.words)
 
     def _open_ratio(self, rules: GuestRules, guest: GuestState | None, now_s: float) -> float:
         if guest is not None and guest.running + guest.waiting > 0:

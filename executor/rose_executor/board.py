@@ -20,68 +20,51 @@ from __future__ import annotations
 import errno
 import fcntl
 import functools
-import math
 import os
 import struct
 import time
-import zlib
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
-from rose.errors import ClusterError, ContractError
-from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
+from rose.errors import ClusterError
+from rose_executor.board_halves import (
+    BANK_BYTES,
+    BOARD_BYTES,
+    GUEST,
+    HALF_BYTES,
+    HEADER,
+    HEARTBEAT_S,
+    LAYOUT,
+    MAGIC,
+    QUOTA,
+    SERVING,
+    SERVING_KV,
+    Half,
+    Held,
+    S,
+    aged,
+    encode,
+    held,
+    newest,
+)
+from rose_executor.board_states import Quota, Reading
 
-S = TypeVar("S", ServingState, Quota, GuestState, ServingKv)
-
-MAGIC = b"ROSEBORD"
-LAYOUT = 3
-BOARD_BYTES = 2560
-
-_HEADER = struct.Struct("<8sQ16s")
-"""Magic, layout version, the machine's boot."""
-
-_HALF_BYTES = 512
-_BANK_BYTES = _HALF_BYTES // 2
-_VALUES = 29
-_BANK = struct.Struct(f"<{2 + _VALUES}q")
-"""Number of the write, when it was made in nanoseconds, the state's values; a checksum of all that follows."""
-_CHECKSUM = struct.Struct("<Q")
+__all__ = [
+    "GUEST",
+    "HEARTBEAT_S",
+    "QUOTA",
+    "SERVING",
+    "SERVING_KV",
+    "BoardReader",
+    "Half",
+    "HalfWriter",
+    "S",
+    "claim_quota",
+]
 
 # struct flock of 64-bit Linux: type, whence, start, length, pid (0 for a lock of an open file description).
 _FLOCK = struct.Struct("hhqqi4x")
 _CLAIM_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Half(Generic[S]):
-    """Where a half lies, what it holds, and the age in seconds from which it counts as stale."""
-
-    name: str
-    offset: int
-    kind: type[S]
-    stale_after_s: float
-
-    @property
-    def columns(self) -> tuple[tuple[str, object], ...]:
-        """Name and type of each value, in the order in which they stand in a bank."""
-        return _COLUMNS[self.name]
-
-
-# A writer beats at least every HEARTBEAT_S. The limits leave room for a process that a busy machine kept waiting:
-# a gate that shuts too often costs rollouts, one that stays open for half a second costs serving one bad half-second.
-HEARTBEAT_S = 0.05
-SERVING: Half[ServingState] = Half("serving", 512, ServingState, 0.5)
-QUOTA: Half[Quota] = Half("quota", 1024, Quota, 0.5)
-GUEST: Half[GuestState] = Half("guest", 1536, GuestState, 2.0)
-# An idle engine core says nothing, and holds what it held: its half is as good as its writer is alive.
-SERVING_KV: Half[ServingKv] = Half("serving KV", 2048, ServingKv, math.inf)
-
-
-_COLUMNS = {
-    half.name: tuple((field.name, field.type) for field in fields(half.kind))
-    for half in (SERVING, QUOTA, GUEST, SERVING_KV)
-}
 
 
 class BoardReader:
@@ -90,7 +73,7 @@ class BoardReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open(path, os.O_RDONLY)
-        self._seen: dict[str, tuple[bytes, _Held[Any] | str]] = {}
+        self._seen: dict[str, tuple[bytes, bytes, Held[Any] | str]] = {}
 
     def read(self, half: Half[S], now_s: float) -> Reading[S]:
         """The state of a half at `now_s` of the monotonic clock."""
@@ -98,11 +81,12 @@ class BoardReader:
             page = os.pread(self._fd, BOARD_BYTES, 0)
         except OSError as error:
             return Reading(None, why=f"cannot be read: {error.strerror}")
-        # Most looks find what the one before has found, only older.
+        # Most looks find what the one before has found, only older; the other halves are none of this one's business.
+        begins, own = page[: HEADER.size], page[half.offset : half.offset + HALF_BYTES]
         seen = self._seen.get(half.name)
-        if seen is None or seen[0] != page:
-            seen = self._seen[half.name] = page, _held(page, half)
-        return _aged(seen[1], half, now_s)
+        if seen is None or seen[1] != own or seen[0] != begins or len(page) != BOARD_BYTES:
+            seen = self._seen[half.name] = begins, own, held(page, half, header())
+        return aged(seen[2], half, now_s)
 
     def read_of_living(self, half: Half[S], now_s: float) -> Reading[S]:
         """The same, unknown if the half has no live writer: what a dead one wrote last is nobody's state."""
@@ -134,7 +118,7 @@ class HalfWriter(Generic[S]):
             if not self.whole():
                 raise ClusterError(f"{path} is not a whole board of layout {LAYOUT}", to_do="start the executor first")
             _lock(self._fd, path, half)
-            self._number = _newest(os.pread(self._fd, BOARD_BYTES, 0), half)
+            self._number = newest(os.pread(self._fd, BOARD_BYTES, 0), half)
         except BaseException:
             os.close(self._fd)
             raise
@@ -151,14 +135,14 @@ class HalfWriter(Generic[S]):
         """
         number = self._number + 1
         bank = encode(self._half, state, number, time.monotonic_ns())
-        os.pwrite(self._fd, bank, self._half.offset + _BANK_BYTES * (number % 2))
+        os.pwrite(self._fd, bank, self._half.offset + BANK_BYTES * (number % 2))
         self._number = number
 
     def whole(self) -> bool:
         """Whether readers still find the board: not cut short, of this layout, under its name. A few microseconds."""
         return (
             os.fstat(self._fd).st_size == BOARD_BYTES
-            and os.pread(self._fd, _HEADER.size, 0) == _header()
+            and os.pread(self._fd, HEADER.size, 0) == header()
             and _same_file(self._fd, self.path)
         )
 
@@ -187,86 +171,10 @@ def claim_quota(path: Path) -> HalfWriter[Quota]:
     raise ClusterError(f"the board {path} is replaced again and again", to_do="look for what else writes there")
 
 
-@dataclass(frozen=True, slots=True)
-class _Held(Generic[S]):
-    """What a half holds, however old it is by now."""
-
-    number: int
-    written_at_s: float
-    state: S
-
-
-def decode(page: bytes, half: Half[S], now_s: float) -> Reading[S]:
-    """What a half of a board's bytes says at `now_s`."""
-    return _aged(_held(page, half), half, now_s)
-
-
-def _held(page: bytes, half: Half[S]) -> _Held[S] | str:
-    """Or why that cannot be known."""
-    if len(page) < BOARD_BYTES:
-        return f"the board is cut short: {len(page)} of {BOARD_BYTES} bytes"
-    if page[: _HEADER.size] != _header():
-        return _wrong_header(page)
-    newest = max((bank for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=None)
-    if newest is None:
-        empty = not any(page[half.offset : half.offset + _HALF_BYTES])
-        return f"the {half.name} half {'was never written' if empty else 'is torn'}"
-    number, written_at_ns, *values = newest
-    return _Held(number, written_at_ns / 1e9, _state(half, values))
-
-
-def _aged(held: _Held[S] | str, half: Half[S], now_s: float) -> Reading[S]:
-    if isinstance(held, str):
-        return Reading(None, why=held)
-    age_s = now_s - held.written_at_s
-    # A little ahead is a write between the reader's look at the clock and at the board; far ahead is nonsense.
-    if not -half.stale_after_s <= age_s <= half.stale_after_s:
-        return Reading(None, held.number, f"the {half.name} half is {age_s:.1f} s old")
-    return Reading(held.state, held.number)
-
-
-def encode(half: Half[S], state: S, number: int, written_at_ns: int) -> bytes:
-    """One bank. Raises ContractError for a value that does not fit, or is no number."""
-    try:
-        values = [
-            round(getattr(state, name) * 1e9) if type_name == "float" else int(getattr(state, name))
-            for name, type_name in half.columns
-        ]
-        body = _BANK.pack(number, written_at_ns, *values, *[0] * (_VALUES - len(values)))
-    except (struct.error, ValueError, OverflowError) as error:
-        raise ContractError(f"{state} cannot stand on a board: {error}", expected="64-bit numbers") from error
-    return body + _CHECKSUM.pack(_checksum(body, half))
-
-
-def _state(half: Half[S], values: list[int]) -> S:
-    def value(type_name: object, word: int) -> Any:
-        if type_name == "float":
-            return word / 1e9
-        return bool(word) if type_name == "bool" else word
-
-    return half.kind(*(value(type_name, word) for (_, type_name), word in zip(half.columns, values, strict=False)))
-
-
-def _bank(page: bytes, half: Half[S], at: int) -> tuple[int, ...] | None:
-    """The words of one bank, None where its checksum does not hold."""
-    start = half.offset + at * _BANK_BYTES
-    body = page[start : start + _BANK.size]
-    (checksum,) = _CHECKSUM.unpack_from(page, start + _BANK.size)
-    return _BANK.unpack(body) if checksum == _checksum(body, half) else None
-
-
-def _newest(page: bytes, half: Half[S]) -> int:
-    """The highest number that a half holds, 0 where it holds none."""
-    return max((bank[0] for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=0)
-
-
-def _checksum(body: bytes, half: Half[S]) -> int:
-    # Another for the same bytes in another half, and not 0 for a bank of zeros.
-    return zlib.crc32(body, half.offset)
-
-
-def _header() -> bytes:
-    return _HEADER.pack(MAGIC, LAYOUT, _boot())
+@functools.cache
+def header() -> bytes:
+    """What a board of this boot begins with."""
+    return HEADER.pack(MAGIC, LAYOUT, _boot())
 
 
 @functools.cache
@@ -274,13 +182,6 @@ def _boot() -> bytes:
     """Which start of the machine this is: the monotonic clock begins anew with each."""
     text = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     return bytes.fromhex(text.strip().replace("-", ""))
-
-
-def _wrong_header(page: bytes) -> str:
-    magic, layout, _ = _HEADER.unpack_from(page)
-    if magic != MAGIC:
-        return "the file is not a board"
-    return f"the board has layout {layout}, not {LAYOUT}" if layout != LAYOUT else "the board is of another boot"
 
 
 def _open(path: Path, flags: int) -> int:
@@ -294,7 +195,7 @@ def _open(path: Path, flags: int) -> int:
 
 def _lock(fd: int, path: Path, half: Half[S]) -> None:
     try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, half.offset, _HALF_BYTES, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, half.offset, HALF_BYTES, 0))
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise ClusterError(f"cannot lock the {half.name} half of {path}: {error.strerror}") from error
@@ -308,7 +209,7 @@ def _lock(fd: int, path: Path, half: Half[S]) -> None:
 def _has_writer(fd: int, half: Half[S]) -> bool:
     """Whether a process holds the lock of a half, as the kernel says; also of a file that is open for reading alone."""
     try:
-        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, half.offset, _HALF_BYTES, 0)
+        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, half.offset, HALF_BYTES, 0)
         found: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
     except OSError:
         return False
@@ -326,7 +227,7 @@ def _same_file(fd: int, path: Path) -> bool:
 def _make_whole(fd: int, path: Path) -> None:
     """Write an empty board, unless a whole one is there. The header comes last, so no reader takes a part for it."""
     page = os.pread(fd, BOARD_BYTES + 1, 0)
-    if len(page) == BOARD_BYTES and page[: _HEADER.size] == _header():
+    if len(page) == BOARD_BYTES and page[: HEADER.size] == header():
         return
     # A board cut short in which somebody wrote on begins with a hole.
     if not MAGIC.startswith(page[: len(MAGIC)].rstrip(b"\0")):
@@ -334,6 +235,6 @@ def _make_whole(fd: int, path: Path) -> None:
     try:
         os.ftruncate(fd, 0)
         os.posix_fallocate(fd, 0, BOARD_BYTES)
-        os.pwrite(fd, _header(), 0)
+        os.pwrite(fd, header(), 0)
     except OSError as error:
         raise ClusterError(f"cannot make the board {path}: {error.strerror}") from error

@@ -23,6 +23,9 @@ class ServingState:
     were computed in it, prompt tokens included. `next_step_s` is what the next step is expected to take,
     `first_token_s` what a request needs of the engine for its first token once it is its turn. `busy_s` is how long it
     computed in all; a step after a pause, whose beginning nobody saw, counts as long as the one before.
+
+    `looked_at_s` is 0 where the engine itself tells of each step. Otherwise somebody looked at it from outside then,
+    and whatever it has done since is unseen.
     """
 
     steps: int = 0
@@ -40,6 +43,7 @@ class ServingState:
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     busy_s: float = 0.0
+    looked_at_s: float = 0.0
 
     @property
     def idle(self) -> bool:

@@ -49,6 +49,11 @@ class ServingConfig(Section):
     """The serving engine beside it."""
 
     board: AnyPath = Field(description="The board that it shares: its ROSE_SERVING_BOARD, in memory if possible.")
+    metrics: str = Field(
+        default="",
+        pattern=r"^(http://[^\s/?#@]+(/[^\s#]*)?)?$",
+        description="Its metrics page, to be scraped where it has no probe of ours; none: only a probe is looked for.",
+    )
     ttft_ms: float = Field(gt=0, le=3_600_000, description="What it owes: time to the first token.")
     tpot_ms: float = Field(gt=0, le=3_600_000, description="What it owes: mean time per token after that.")
 

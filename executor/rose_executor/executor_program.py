@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -22,6 +23,7 @@ from rose.stop import first_signal
 from rose.waits import WaitBoard
 from rose_executor.agent import Agent, Joined
 from rose_executor.agent_figures import AgentFigures
+from rose_executor.board_states import ServingState
 from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
@@ -32,6 +34,8 @@ from rose_executor.guest_watch import GuestWatch
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
+from rose_executor.serving_observer import ServingObserver
+from rose_executor.tiers import FIXED_SPLIT, Memory, TierNow, tier_now
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -71,6 +75,12 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
             return asyncio.run(program.run(open_lender, ready))
 
 
+def _observer(config: ExecutorConfig, waits: WaitBoard) -> ServingObserver | None:
+    """None where only a probe is looked for."""
+    serving = config.serving
+    return ServingObserver(serving.metrics, serving.board.absolute(), waits) if serving.metrics else None
+
+
 class _Program:
     """What one process is made of, while its event loop runs."""
 
@@ -89,13 +99,15 @@ class _Program:
     ) -> None:
         self._config = config
         self._plan = plan
+        self._watch = watch
         self._token = token
         self._certificates = certificates
         self._waits = waits
         self._run = run
         self._status = status
         self._shelf = shelf
-        self._partition = partitioner.describe()
+        self._partitioner = partitioner
+        self._observer = _observer(config, waits)
         self._metrics = ExecutorMetrics()
         self._agent = Agent(
             plan.settings,
@@ -103,7 +115,7 @@ class _Program:
             watch,
             partitioner,
             shelf,
-            AgentFigures(self._metrics, status, waits, config.serving.slo),
+            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier),
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
         )
@@ -142,14 +154,30 @@ class _Program:
 
     async def _until_asked(self, asked: asyncio.Future[signal.Signals], joined: Joined) -> None:
         """Raises what ends the agent by itself."""
-        lending = asyncio.create_task(self._agent.run(joined), name="agent")
-        ends: set[asyncio.Future[Any]] = {asked, lending}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            return lending.result()
-        lending.cancel()
-        await asyncio.gather(lending, return_exceptions=True)
-        return None
+        tasks = [asyncio.create_task(self._agent.run(joined), name="agent")]
+        if self._observer is not None:
+            tasks.append(asyncio.create_task(self._observer.run(), name="observer"))
+        ends: set[asyncio.Future[Any]] = {asked, *tasks}
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done() and not asked.done():
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tier(self, serving: ServingState | None) -> TierNow:
+        why = "" if self._observer is None else self._observer.trouble
+        return tier_now(serving, self._partitioner.describe(), self._memory(), why)
+
+    def _memory(self) -> Memory:
+        """Elastic where a pool is shared out, and serving's part of it follows its use."""
+        seen, budget = self._watch.seen, self._watch.rules.kv.figures(time.monotonic())
+        if budget is None or seen is None or seen.serving_kv.state is None:
+            return FIXED_SPLIT
+        return Memory("shared pool", elastic=True)
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:
@@ -162,7 +190,7 @@ class _Program:
             await client.close()
 
     def _tell(self, counts_address: str, metrics_url: str) -> None:
-        join, partition = self._config.join, self._partition
+        join, partition = self._config.join, self._partitioner.describe()
         facts = {
             "counts": counts_address,
             "metrics": metrics_url,

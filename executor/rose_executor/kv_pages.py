@@ -128,9 +128,8 @@ class KvPages:
         """Blocks that nobody uses, those kept aside among them."""
         return self._free_in_pool() + self._aside()
 
-    def available_blocks(self) -> int:
-        """All of them: who asks the pool gets those kept aside as well."""
-        return self.free_blocks()
+    # Who asks the pool gets those kept aside as well.
+    available_blocks = free_blocks
 
     def scheduled(self) -> None:
         """A step that computes something was scheduled."""
@@ -170,6 +169,8 @@ class KvPages:
         self._pool.get_num_free_blocks = self._free_in_pool
 
     def _aside(self) -> int:
+        if not self._fenced:
+            return len(self._bare)
         return len(self._bare) + sum(len(fenced.blocks) for fenced in self._fenced)
 
     def _excess(self, resident_max: int) -> int:

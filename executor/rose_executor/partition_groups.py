@@ -115,6 +115,7 @@ class GroupPartitioner:
             binds=binds,
             costs=costs,
             interference=0.1 if self._weight == "cpu.idle" else 0.2,
+            holds=True,
         )
 
     def close(self) -> None:

@@ -101,6 +101,7 @@ class MpsPartitioner:
             costs=f"one fault domain: a fatal fault of the guest's ends serving on the same GPU{exclusive}; memory "
             f"bandwidth and caches are shared; on the processor {inner.costs}",
             interference=_INTERFERENCE,
+            holds=self._server is not None,
         )
 
     def close(self) -> None:
@@ -149,6 +150,7 @@ class TimeSlices:
             costs=f"no MPS ({self._why}): a guest's step beside one of serving's makes that twice as long; on the "
             f"processor {inner.costs}",
             interference=_INTERFERENCE,
+            holds=False,
         )
 
     def close(self) -> None:

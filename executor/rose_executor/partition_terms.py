@@ -19,6 +19,7 @@ class Role(StrEnum):
 class Partition:
     """What keeps the two apart: its `name`, what it `binds` the guest to, and what it `costs`, for status and logs.
 
+    It `holds` the guest where something other than the guest itself keeps it below serving on whatever both compute on.
     `interference` is the part of a guest step's processor time by which a serving step beside it becomes longer.
     """
 
@@ -26,6 +27,7 @@ class Partition:
     binds: str
     costs: str
     interference: float
+    holds: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,7 @@ class ThreadPartitioner:
             costs=f"no control groups ({self._why}): a guest that changes its own class escapes, "
             "and one that forks while it is frozen is stopped only at the second look",
             interference=0.2,
+            holds=False,
         )
 
     def close(self) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -73,7 +72,10 @@ class QuotaKeeping(Keeping):
         self._guest_stalled = Stalled()
         self._guest_starved = StarvedWatch()
         self._guest_given_back: list[Any] = []
-        self._guest_said = GuestState(kv_blocks_total=blocks)
+        available = self.kv_backing.available_blocks
+        self._guest_available = None if available == self._guest_free_blocks else available
+        self._guest_shortfall = -blocks
+        self._guest_steps = self._guest_preemptions = self._guest_moved = 0
         self._guest_moved_at_s = time.monotonic()
         self._guest_pool.get_num_free_blocks = self._free_within_quota
         self._guest_pool.get_usage = self._usage
@@ -112,11 +114,12 @@ class QuotaKeeping(Keeping):
         now_s = time.monotonic()
         self._guest_admission.look(self._guest_board.look(now_s), now_s, self._pending())
         self.kv_blocks_kept = self._guest_admission.quota.kv_blocks
+        self._guest_shortfall = self.kv_blocks_kept - self._guest_admission.limits.kv_blocks
 
     def _pending(self) -> Pending:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
-        behind = sum(request.num_computed_tokens for request in self.running)
-        return Pending(max(1, running + waiting), behind, self._guest_meter.under_way)
+        last = self._guest_meter.shape
+        return Pending(max(1, running + waiting), last.context_tokens + last.tokens, self._guest_meter.under_way)
 
     def _shape(self, scheduled: dict[str, int]) -> StepShape:
         # vLLM counts the tokens of this step as computed as soon as it has scheduled them.
@@ -160,7 +163,7 @@ class QuotaKeeping(Keeping):
         # As vLLM does when it sets requests back between steps: a resumed one is then sent to the worker whole.
         self.prev_step_scheduled_req_ids.discard(request_id)  # type: ignore[attr-defined]
         self._guest_stalled.set_back(request_id)
-        self._guest_said = replace(self._guest_said, preemptions=self._guest_said.preemptions + 1)
+        self._guest_preemptions += 1
 
     def _give_back_stalled(self, scheduled: dict[str, int]) -> None:
         now_s = time.monotonic()
@@ -176,7 +179,7 @@ class QuotaKeeping(Keeping):
         if request_ids:
             ended = self.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)  # type: ignore[attr-defined]
             self._guest_given_back += ended
-            self._guest_said = replace(self._guest_said, moved=self._guest_said.moved + len(ended))
+            self._guest_moved += len(ended)
 
     def _tell_given_back(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for request in self._guest_given_back:
@@ -193,35 +196,42 @@ class QuotaKeeping(Keeping):
             scheduled_tokens=scheduled_tokens,
             now_s=time.monotonic(),
         )
-        self._guest_said = replace(
-            self._guest_said,
-            steps=self._guest_said.steps + 1,
-            computed_steps=meter.steps,
-            quota_number=admission.quota_number,
-            running=running,
-            waiting=waiting,
-            kv_blocks_used=self._used_blocks(),
-            kv_blocks_resident=self.kv_backing.resident_blocks,
-            step_s=meter.seconds,
-            step_tokens=meter.shape.tokens,
-            step_seqs=meter.shape.seqs,
-            step_context_tokens=meter.shape.context_tokens,
-            busy_s=meter.busy_s,
-            slack_s=admission.slack_s,
-            allowed_tokens=admission.allowed.tokens_per_step,
-            allowed_seqs=admission.allowed.active_seqs,
-            open_s=admission.open_s,
-            starved_at_s=starved.since_s,
-            starvations=starved.count,
+        self._guest_steps += 1
+        self._guest_board.report(
+            GuestState(
+                steps=self._guest_steps,
+                computed_steps=meter.steps,
+                quota_number=admission.quota_number,
+                running=running,
+                waiting=waiting,
+                kv_blocks_used=self._used_blocks(),
+                kv_blocks_total=admission.limits.kv_blocks,
+                kv_blocks_resident=self.kv_backing.resident_blocks,
+                step_s=meter.seconds,
+                step_tokens=meter.shape.tokens,
+                step_seqs=meter.shape.seqs,
+                step_context_tokens=meter.shape.context_tokens,
+                busy_s=meter.busy_s,
+                slack_s=admission.slack_s,
+                allowed_tokens=admission.allowed.tokens_per_step,
+                allowed_seqs=admission.allowed.active_seqs,
+                open_s=admission.open_s,
+                preemptions=self._guest_preemptions,
+                moved=self._guest_moved,
+                starved_at_s=starved.since_s,
+                starvations=starved.count,
+            )
         )
-        self._guest_board.report(self._guest_said)
 
     def _used_blocks(self) -> int:
         return self._guest_admission.limits.kv_blocks - self._guest_free_blocks()
 
     def _free_within_quota(self) -> int:
-        within_quota = self._guest_admission.quota.kv_blocks - self._used_blocks()
-        return max(0, min(within_quota, self.kv_backing.available_blocks()))
+        """Asked for each request in each step, so it says no more than it must."""
+        free = self._guest_free_blocks() + self._guest_shortfall
+        if self._guest_available is not None:
+            free = min(free, self._guest_available())
+        return free if free > 0 else 0
 
     def _usage(self) -> float:
         """As a pool says it without a quota: the share of all blocks that are in use."""

@@ -2,6 +2,7 @@
 
 Invariants
 - Serving comes first: whatever goes wrong in here, the probe says so once, switches itself off, and serving goes on.
+  So it does if its own calls take too long (`probe_cost`), for whatever reason, such as a slow file system.
 - Without `ROSE_SERVING_BOARD` it does nothing. A board that is not there yet, or was made anew, is looked for again
   once a second.
 - The half of the board is renewed while the engine idles, by the loop that also answers its clients: if that stands
@@ -28,6 +29,7 @@ from rose_executor import serving_arrivals, vllm_contract, vllm_reliances
 from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
 from rose_executor.board_states import ServingState
 from rose_executor.engine_env import serving_board, serving_profile
+from rose_executor.probe_cost import ProbeCost
 from rose_executor.profile_store import read_profile
 from rose_executor.serving_steps import ServingSteps
 
@@ -37,14 +39,17 @@ _M = TypeVar("_M", bound=Callable[..., None])
 
 
 def _never_hurting(method: _M) -> _M:
-    """Let a method of the probe switch it off instead of raising into the serving engine."""
+    """Let a method of the probe switch it off instead of raising into the serving engine, or of keeping it."""
 
     @wraps(method)
     def guarded(self: ServingProbe, *args: Any, **kwargs: Any) -> None:
         if self.off:
             return
+        began_s, at_work = time.perf_counter(), self.at_work
         try:
             method(self, *args, **kwargs)
+            if at_work or self.at_work:
+                self._paid(time.perf_counter() - began_s)
         except Exception as error:  # noqa: BLE001 - serving first: nothing of ours may break it
             self.switch_off(str(error))
 
@@ -62,11 +67,17 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         self._steps: ServingSteps | None = None
         self._look_again_s = 0.0
         self._beating = False
+        self._cost = ProbeCost()
         if self._path is None:
             self.off = "no board is named"
         elif engine_index > 0:
             self.off = "a board is for one device"
         self._begin()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the engine owes anybody anything, as far as it was told."""
+        return self._steps is not None and not self._steps.state.idle
 
     @_never_hurting
     def record(
@@ -126,6 +137,11 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
     def _begin(self) -> None:
         vllm_contract.check(vllm_reliances.PROBE)
         serving_arrivals.tell(self)
+
+    def _paid(self, seconds: float) -> None:
+        why = self._cost.spent(seconds, self._counted().state.busy_s)
+        if why:
+            self.switch_off(why)
 
     def _write(self, state: ServingState) -> None:
         if self._writer is not None:

@@ -44,15 +44,14 @@ class ServingSteps:
     def arrived(self, request: int, now_s: float) -> ServingState:
         """A request is there, under a number of its own; the engine has not taken it in yet."""
         self._arrived[request] = now_s
-        self.state = self._with_unanswered(replace(self.state, arrivals=self.state.arrivals + 1))
-        return self.state
+        return self._told(arrivals=self.state.arrivals + 1)
 
     def left(self, request: int) -> ServingState:
         """It is over, however it ended."""
         if self._arrived.pop(request, None) is not None:
             # Perhaps with all its tokens, before the report of the step in which it got the first of them.
             self._left_early += 1
-            self.state = self._with_unanswered(self.state)
+            return self._told()
         return self.state
 
     def stepped(
@@ -83,20 +82,16 @@ class ServingSteps:
             self._profile.saw(StepShape(tokens, max(1, running + finished), context_tokens), step_s, now_s)
         self._read(prompt_tokens, first_tokens)
         self._answer(running + waiting, first_tokens, finished, now_s)
-        state = replace(
-            before,
+        return self._told(
             steps=before.steps + 1,
             running=running,
             waiting=waiting,
-            decoding=self._answered,
             stepped_at_s=now_s,
             step_s=step_s,
             step_tokens=tokens,
             kv_blocks_used=round(kv_usage * before.kv_blocks_total),
             busy_s=before.busy_s + min(step_s, since_s),
         )
-        self.state = self._with_unanswered(state)
-        return self.state
 
     def _read(self, prompt_tokens: int, first_tokens: int) -> None:
         if first_tokens:
@@ -116,20 +111,26 @@ class ServingSteps:
         while len(self._unseen) < unanswered:
             self._unseen.append(now_s)
 
-    def _with_unanswered(self, state: ServingState) -> ServingState:
-        """Whoever knows of more requests, or of an older one, is believed."""
+    def _told(self, **changes: float) -> ServingState:
+        """The state with these changes and what the books say: whoever knows of more requests, or of an older one, is
+        believed.
+        """
         count = max(len(self._arrived), len(self._unseen))
         oldest_s = min(next(iter(self._arrived.values()), math.inf), next(iter(self._unseen), math.inf))
         prompt = round(self._prompt_tokens)
-        behind = state.kv_blocks_used * self._block_tokens
-        tokens, seqs = state.decoding + (prompt if count else 0), state.decoding + min(1, count)
-        return replace(
-            state,
+        behind = self.state.kv_blocks_used * self._block_tokens
+        tokens, seqs = self._answered + (prompt if count else 0), self._answered + min(1, count)
+        # Made once: it is the dearest part of a step's report.
+        self.state = replace(
+            self.state,
+            decoding=self._answered,
             unanswered=count,
             oldest_unanswered_at_s=oldest_s if count else 0.0,
             first_token_s=self._seconds(StepShape(prompt, 1, behind)),
             next_step_s=self._seconds(StepShape(tokens, seqs, behind)),
+            **changes,  # type: ignore[arg-type]
         )
+        return self.state
 
     def _seconds(self, shape: StepShape) -> float:
         return self._profile.seconds(shape) if shape.tokens else 0.0

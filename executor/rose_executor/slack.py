@@ -10,13 +10,17 @@ its steps, and its step may cost `SPEND` of that, no more.
     requests are decoding       tpot_s, less the next step, less what the guest has computed since the last one
                                 or, where that is longer, less the time since the last one
     requests are unanswered     ttft_s, less the longest wait so far and what a first token takes
+    looked at from outside      besides, at work or idle: tpot_s, less the next step, less what the guest has computed
+                                since the look. So whatever comes in unseen between two looks, all that the guest
+                                computes meanwhile is less than one token may be late by
 
 Source: arXiv 2605.06534 (ROSE), slack per request and tick, S = (t_last + B) - now - T. All requests that decode get
 a token in each step, so that the last step's end is the t_last of them all; of the others the oldest has the least.
 
 Invariants
 - Nothing is given that costs more than the slack of that very moment, by what the guest's steps are seen to cost.
-- What a guest has computed beside a serving step counts against that step, in however many steps of its own.
+- What a guest has computed beside a serving step counts against that step, in however many steps of its own. Where
+  steps are not seen, it counts against the look.
 - A guest that gets nothing teaches nothing: beside an idle engine it may try a few tokens for a moment in each second,
   or one slow step would shut it out for ever.
 """
@@ -80,15 +84,15 @@ class Allowance:
 def slack_s(
     serving: ServingState | None, slo: Slo, now_s: float, *, computed_s: float = 0.0, interference: float = 1.0
 ) -> float:
-    """See the table above; never negative. `computed_s` is what the guest computed since the last serving step."""
+    """See the table above; never negative. `computed_s` is what the guest computed since the last step, or look."""
     if serving is None:
         return 0.0
-    if serving.idle:
-        return SURPRISE * slo.ttft_s
-    slack = math.inf
-    if serving.decoding:
+    slack = SURPRISE * slo.ttft_s if serving.idle else math.inf
+    if serving.decoding or serving.looked_at_s:
         needed_s = serving.next_step_s + interference * computed_s
-        slack = slo.tpot_s - max(needed_s, now_s - serving.stepped_at_s)
+        if not serving.looked_at_s:
+            needed_s = max(needed_s, now_s - serving.stepped_at_s)
+        slack = min(slack, slo.tpot_s - needed_s)
     if serving.unanswered:
         waited_s = now_s - serving.oldest_unanswered_at_s
         slack = min(slack, slo.ttft_s - waited_s - serving.first_token_s)
@@ -100,7 +104,7 @@ class SlackAdmission:
 
     def __init__(self) -> None:
         self.slack_s = 0.0
-        self._beside_step = -1
+        self._beside: tuple[int, float] | None = None
         self._computed_s = 0.0
         self._peak = 0
         self._peak_at_s = 0.0
@@ -123,8 +127,8 @@ class SlackAdmission:
 
         `under_way_s` is what steps that have begun and not ended are expected to cost.
         """
-        if serving is not None and serving.steps != self._beside_step:
-            self._beside_step, self._computed_s = serving.steps, 0.0
+        if serving is not None and (beside := (serving.steps, serving.looked_at_s)) != self._beside:
+            self._beside, self._computed_s = beside, 0.0
         computed_s = self._computed_s + under_way_s
         self.slack_s = slack_s(serving, policy.slo, now_s, computed_s=computed_s, interference=policy.interference)
         fits = cost.tokens_within(SPEND * self.slack_s / policy.interference, policy.tokens_max)

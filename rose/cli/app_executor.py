@@ -35,7 +35,8 @@ def executor(
 
     It keeps a guest engine below the serving vLLM, brings it the weights of the run, and offers it to the run's
     scheduler while serving has slack within its SLO. The serving vLLM needs ROSE_SERVING_BOARD=/path/of/board in its
-    environment, and nothing else. SIGTERM ends it, and the guest with it; serving is never touched.
+    environment, and nothing else; without that its metrics page can be scraped, and reaction is coarser. SIGTERM ends
+    it, and the guest with it; serving is never touched.
 
     \b
     The file, with its defaults:
@@ -54,6 +55,7 @@ def executor(
       token_file = "token"
       [serving]
       board = "/dev/shm/board"
+      metrics = ""            # http://HOST:PORT/metrics of a vLLM that was not started with that
       ttft_ms = 500.0         # the SLO; no defaults
       tpot_ms = 60.0
       [guest]

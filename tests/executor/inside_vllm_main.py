@@ -28,6 +28,7 @@ from rose_executor import (
     vllm_030,
 )
 from rose_executor.board import SERVING, BoardReader, claim_quota
+from rose_executor.board_states import ServingState
 
 CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101, block_size=32))
 
@@ -127,6 +128,37 @@ async def odd_statistics(path: Path) -> Any:
     return [probe.off, read(path)]
 
 
+async def slow_file_system(path: Path, write_s: float = 0.001) -> Any:
+    """Steps of 10 ms on a clock of the test's own, and a board on which each write takes a while of it."""
+    claim_quota(path)
+    now_s = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
+    real, serving_probe.time = serving_probe.time, clock  # type: ignore[assignment]
+    try:
+        probe = serving_probe.ServingProbe(CONFIG)
+        probe.log_engine_initialized()
+        write = probe._writer.write
+
+        def slowly(state: ServingState) -> None:
+            nonlocal now_s
+            now_s += write_s
+            write(state)
+
+        probe._writer.write = slowly
+        steps = 0
+        while not probe.off and steps < 2000:
+            now_s += 0.01 - write_s
+            probe.record(*report())
+            steps += 1
+        return [probe.off, steps]
+    finally:
+        serving_probe.time = real
+
+
+async def quick_file_system(path: Path) -> Any:
+    return await slow_file_system(path, write_s=0.0004)
+
+
 async def broken_file_system(path: Path) -> Any:
     claim_quota(path)
     probe = serving_probe.ServingProbe(CONFIG)
@@ -168,7 +200,10 @@ if __name__ == "__main__":
     answers = Path(sys.argv[1])
     vllm_030.level_engine()
     serving_probe._LOOK_AGAIN_S = 0.05
-    scenarios = (second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics, broken_file_system)
+    scenarios = (
+        *(second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics),
+        *(broken_file_system, slow_file_system, quick_file_system),
+    )
     said: dict[str, Any] = {
         "clashes": clashes(),
         "inert": asked(inert, answers.parent, named=False),

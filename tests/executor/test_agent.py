@@ -25,7 +25,7 @@ from rose.waits import WaitBoard
 from rose_executor.agent import UNSEEN_S, Agent, Joined
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board import QUOTA, BoardReader
-from rose_executor.board_states import GuestState, Reading
+from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
@@ -37,6 +37,7 @@ from rose_executor.lender import GuestNow, GuestOffer
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.slack import SlackPolicy
+from rose_executor.tiers import FIXED_SPLIT, TierNow, tier_now
 
 SLO = Slo(ttft_s=0.4, tpot_s=0.05)
 LONG_S = 60.0
@@ -63,7 +64,7 @@ class Floor:
         self.thawed += 1
 
     def describe(self) -> Partition:
-        return Partition("floor", "", "", 1.0)
+        return Partition("floor", "", "", 1.0, holds=True)
 
     def close(self) -> None:
         pass
@@ -121,10 +122,13 @@ class Scene:
             self.watch,
             self.floor,
             self.shelf,
-            AgentFigures(self.metrics, self.status, self.waits, SLO),
+            AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier),
             self.waits,
             self._launcher,
         )
+
+    def _tier(self, serving: ServingState | None) -> TierNow:
+        return tier_now(serving, self.floor.describe(), FIXED_SPLIT)
 
     @asynccontextmanager
     async def _launcher(self, born: Callable[[int], None]) -> AsyncIterator[Launcher]:
@@ -186,6 +190,7 @@ def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folde
     asyncio.run(check())
     parts = {part.name: (part.state, part.detail) for part in scene.status.page().parts}
     assert parts["serving"] == ("unknown", "the serving half was never written")
+    assert parts["tier"] == ("unseen", "the serving engine cannot be seen, so the guest computes nothing")
     assert parts["scheduler"] == ("no answer", "away")
 
 

@@ -47,6 +47,7 @@ from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.slack import SlackPolicy
+from rose_executor.tiers import FIXED_SPLIT, tier_now
 from rose_executor.token_route import TokenRoute, open_session
 from rose_transfer.transport.tcp import TcpClient
 
@@ -140,7 +141,8 @@ async def executor(
             board=board,
             page_dir=shelf.folder,
         )
-        figures = AgentFigures(metrics, status, waits, SLO)
+        tier_of = partial(tier_now, partition=partitioner.describe(), memory=FIXED_SPLIT)
+        figures = AgentFigures(metrics, status, waits, SLO, tier_of)
         agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked)
         server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)
@@ -271,10 +273,16 @@ async def figures_are_shown(here: Executor) -> None:
     assert here.sample("weight_version") == 1
     assert here.sample("fetched_bytes_total") > 0
     assert here.sample("pause_seconds_count") == 2
-    assert 0 < here.sample("gate_open_ratio") <= 1
+    # A guest that has just been seen again has no share of a second yet.
+    await until(lambda: 0 < here.sample("gate_open_ratio") <= 1)
     assert here.sample("slo_seconds", what="tpot") == 0.06
     assert here.part("follower") == ("following", "version 1")
     assert here.part("serving")[0] == "idle"
+    tier, words = here.part("tier")
+    assert tier == "board"
+    assert "reaction is one step coarser" in words
+    assert "partition none (idle scheduling class): no control groups" in words
+    assert [here.sample("tier", tier=name) for name in ("unseen", "observe", "board", "full")] == [0, 0, 1, 0]
     assert here.part("scheduler") == ("reached", "")
 
 
@@ -283,6 +291,7 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
     here.serving.silent = True
     await until(lambda: not run.engines)
     await until(lambda: here.part("guest")[0] == "held back")
+    await until(lambda: here.sample("tier", tier="unseen") == 1)
     assert "the serving engine cannot be seen: the serving half is" in here.part("guest")[1]
     assert here.sample("compute_ratio", who="serving") is None
     here.serving.silent = False

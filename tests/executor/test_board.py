@@ -12,24 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import ClusterError, ContractError
-from rose_executor import board
-from rose_executor.board import (
-    BOARD_BYTES,
-    GUEST,
-    QUOTA,
-    SERVING,
-    SERVING_KV,
-    BoardReader,
-    HalfWriter,
-    claim_quota,
-    decode,
-    encode,
-)
-from rose_executor.board_states import GuestState, Quota, ServingKv, ServingState
+from rose_executor import board, board_halves
+from rose_executor.board import GUEST, QUOTA, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
+from rose_executor.board_halves import BOARD_BYTES, HEADER, LAYOUT, MAGIC, encode
+from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
 
 NOW_S = 1000.0
 NOW_NS = 1000 * 10**9
-BANK = board._BANK_BYTES
+BANK = board_halves.BANK_BYTES
 QUOTA_A = Quota(kv_blocks=10, tokens_per_step=64, active_seqs=8, gate_open=True)
 QUOTA_B = Quota(kv_blocks=5, tokens_per_step=0, active_seqs=4, gate_open=False)
 SERVED = ServingState(
@@ -70,10 +60,14 @@ GUESSED = GuestState(
 )
 
 
+def decode(page: bytes, half: board.Half[board.S], now_s: float) -> Reading[board.S]:
+    return board_halves.decode(page, half, now_s, board.header())
+
+
 def page(*banks: tuple[int, bytes]) -> bytes:
     """A whole board's bytes, with banks at offsets."""
     content = bytearray(BOARD_BYTES)
-    header = board._header()
+    header = board.header()
     content[: len(header)] = header
     for offset, bank in banks:
         content[offset : offset + len(bank)] = bank
@@ -157,8 +151,8 @@ def test_both_banks_torn_is_said() -> None:
         (page()[:-1], "cut short: 2559 of"),
         (b"hello" * 600, "not a board"),
         (bytes(BOARD_BYTES), "not a board"),
-        (board._HEADER.pack(board.MAGIC, 99, board._boot()) + page()[32:], "layout 99, not"),
-        (board._HEADER.pack(board.MAGIC, board.LAYOUT, bytes(16)) + page()[32:], "another boot"),
+        (HEADER.pack(MAGIC, 99, board._boot()) + page()[32:], "layout 99, not"),
+        (HEADER.pack(MAGIC, LAYOUT, bytes(16)) + page()[32:], "another boot"),
         (page(), "the quota half was never written"),
         (page((SERVING.offset, encode(QUOTA, QUOTA_A, 2, NOW_NS))), "the quota half was never written"),
         (page((QUOTA.offset, encode(SERVING, SERVED, 2, NOW_NS))), "the quota half is torn"),
@@ -326,7 +320,7 @@ def test_a_board_cut_short_kills_nobody_and_its_owner_mends_it(tmp_path: Path, c
 
 def test_a_board_of_another_layout_is_made_anew(tmp_path: Path) -> None:
     path = tmp_path / "board"
-    path.write_bytes(board._HEADER.pack(board.MAGIC, 99, board._boot()) + b"\xff" * 5000)
+    path.write_bytes(HEADER.pack(MAGIC, 99, board._boot()) + b"\xff" * 5000)
     with pytest.raises(ClusterError, match="not a whole board of layout"):
         HalfWriter(path, SERVING)
     claim_quota(path).write(QUOTA_A)

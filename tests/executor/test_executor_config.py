@@ -81,7 +81,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         '  join.scheduler = "nowhere": allowed is text that matches'
         " `^(\\[[0-9A-Fa-f:.]+\\]|[^\\s:\\[\\]]+):[0-9]{1,5}$`",
         "  serving.ttft_ms = 0: allowed is a number above 0 to 3600000",
-        "  serving.tftp: unknown key; allowed are board, ttft_ms, tpot_ms; mend them;"
+        "  serving.tftp: unknown key; allowed are board, metrics, ttft_ms, tpot_ms; mend them;"
         " `rose executor --help` shows every key",
     ]
 
@@ -147,3 +147,16 @@ def test_a_pool_of_memory_needs_to_know_how_large_servings_part_can_be(tmp_path:
         load_executor_config(file, join, {})
     file.write_text(FILE + "[memory]\npool_gib = 2\nserving_gib = 1.5\n")
     assert load_executor_config(file, join, {}).memory.headroom == 0.2
+
+
+@pytest.mark.parametrize("page", ["https://host/metrics", "host:8000/metrics", "http://user@host/metrics", "http://"])
+def test_a_page_that_cannot_be_scraped_is_refused(tmp_path: Path, page: str) -> None:
+    file, join = files(tmp_path, FILE.replace("ttft_ms = 500", f'ttft_ms = 500\nmetrics = "{page}"'))
+    with pytest.raises(ConfigError, match=r"serving\.metrics = "):
+        load_executor_config(file, join, {})
+
+
+@pytest.mark.parametrize("page", ["http://127.0.0.1:8000/metrics", "http://[::1]:8000/metrics", ""])
+def test_the_page_of_a_stock_serving_engine_may_be_named(tmp_path: Path, page: str) -> None:
+    file, join = files(tmp_path, FILE.replace("ttft_ms = 500", f'ttft_ms = 500\nmetrics = "{page}"'))
+    assert load_executor_config(file, join, {}).serving.metrics == page

@@ -6,8 +6,11 @@ import asyncio
 import os
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,8 @@ import pytest
 
 from rose.waits import WaitBoard
 from rose_executor import executor_program
+from rose_executor.board import SERVING, BoardReader, HalfWriter
+from rose_executor.board_states import ServingState
 from rose_executor.counts_client import Counts, CountsClient
 from rose_executor.executor_config import load_executor_config
 from rose_executor.executor_program import run_executor
@@ -71,17 +76,65 @@ def test_a_run_hears_the_last_counts_of_a_guest_whose_executor_is_asked_to_end(
         _hears_the_last_counts(tmp_path, tiny_model, monkeypatch)
 
 
-def _hears_the_last_counts(folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class Page(BaseHTTPRequestHandler):
+    """A stock serving engine's, which has nothing to do."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"vllm:num_requests_running 0.0\nvllm:num_requests_waiting 0.0\n")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+async def end_when_seen(board: Path, seen: list[ServingState]) -> None:
+    with closing(BoardReader(board)) as reader:
+        while (state := reader.read(SERVING, time.monotonic()).state) is None:
+            await asyncio.sleep(0.01)
+    seen.append(state)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stock_serving_engine_is_looked_at_if_its_page_is_named(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(executor_program, "Agent", Guarding)
+    seen: list[ServingState] = []
+    looking: list[asyncio.Task[None]] = []
+
+    def ready(*_: str) -> None:
+        looking.append(asyncio.get_running_loop().create_task(end_when_seen(tmp_path / "board", seen)))
+
+    with tempfile.TemporaryDirectory(prefix="rose-") as root, HTTPServer(("127.0.0.1", 0), Page) as server:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        file = written(tmp_path, tiny_model, f'metrics = "http://127.0.0.1:{server.server_port}/metrics"')
+        assert run_executor(load_executor_config(file, None, {"out": tmp_path / "runs"}), no_lender, ready)
+        server.shutdown()
+    assert [(state.idle, state.looked_at_s > 0) for state in seen] == [(True, True)]
+    with closing(BoardReader(tmp_path / "board")) as reader:  # the half is free again
+        assert reader.read(SERVING, time.monotonic() + 10).state is None
+    HalfWriter(tmp_path / "board", SERVING).close()
+
+
+def written(folder: Path, model: Path, serving: str = "") -> Path:
+    """An executor's file, with a line for [serving]."""
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
     file = folder / "executor.toml"
     file.write_text(
         f'[executor]\nstate = "state"\n[join]\nscheduler = "127.0.0.1:1"\nweights = "127.0.0.1:1"\n'
-        f'token_file = "token"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n'
-        f'[guest]\nmodel = "{tiny_model}"\n'
+        f'token_file = "token"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n{serving}\n'
+        f'[guest]\nmodel = "{model}"\n'
     )
+    return file
+
+
+def _hears_the_last_counts(folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_program, "Agent", Guarding)
+    file = written(folder, tiny_model)
     heard: list[Counts] = []
     listening: list[asyncio.Task[None]] = []
 

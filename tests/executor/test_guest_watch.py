@@ -42,7 +42,7 @@ class Brake:
         raise AssertionError("nobody is thawed by a watch")
 
     def describe(self) -> Partition:
-        return Partition("brake", "", "", 1.0)
+        return Partition("brake", "", "", 1.0, holds=True)
 
     def close(self) -> None:
         pass

@@ -137,6 +137,7 @@ def test_it_says_its_name_and_what_it_costs(protocol: int) -> None:
     assert "is not EXCLUSIVE_PROCESS" in shared.describe().costs
     unseen = partitioner(gpu, serving=())
     assert "once the serving engine, which is not seen yet, is a client too" in unseen.describe().binds
+    assert (shared.describe().holds, unseen.describe().holds) == (True, False)
 
 
 @PROTOCOLS
@@ -397,6 +398,7 @@ def test_without_a_daemon_both_take_turns_by_name_and_the_guest_stays_outside() 
     try:
         assert isinstance(picked, TimeSlices)
         described = picked.describe()
+        assert not described.holds
         assert described.name.startswith("time slices, ")
         assert "nothing on the GPU" in described.binds
         assert "no MPS (there is no daemon)" in described.costs

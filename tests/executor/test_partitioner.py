@@ -242,6 +242,7 @@ def test_v2_writes_what_the_kernels_documents_say(stand_in: Path, busy: Busy) ->
     partitioner.thaw()
     assert (group / "cgroup.freeze").read_text() == "0"
     assert partitioner.describe().name == "cgroup v2 (cpu.idle)"
+    assert partitioner.describe().holds
     partitioner.close()
     assert not group.exists()
 
@@ -277,6 +278,7 @@ def test_a_machine_without_groups_is_served_by_the_idle_class_and_told_so(tmp_pa
     partitioner = pick_partitioner(root=tmp_path)
     assert isinstance(partitioner, ThreadPartitioner)
     assert "no control group with a processor controller" in partitioner.describe().costs
+    assert not partitioner.describe().holds  # a guest may leave its class
     assert v1_groups(OwnGroups({}, None)) is None
     assert v2_groups(OwnGroups({}, tmp_path)) is None
 

@@ -6,19 +6,16 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import pytest
+from serving_server import ServingServer
 
 from rose_executor import engine_env
-from rose_executor.board import SERVING, BoardReader, claim_quota
-from rose_executor.board_states import ServingState
-from rose_executor.launcher import Child, Command
+from rose_executor.board import claim_quota
+from rose_executor.launcher import Command
 
 pytestmark = [pytest.mark.engine, pytest.mark.each_vllm]
 
@@ -77,120 +74,72 @@ def test_whatever_goes_wrong_in_it_switches_it_off(answers: dict[str, Any]) -> N
     assert answers["broken_file_system"] == ["[Errno 28] No space left on device", None]
 
 
-class Serving:
-    """A plain vLLM server with our probe, as a user would start it."""
-
-    def __init__(self, rig: Any, board: Path) -> None:
-        self.rig, self.board = rig, board
-        self.url = ""
-        self.child: Child | None = None
-
-    async def start(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        arguments = (
-            *("--model", str(self.rig.model), "--served-model-name", "serving", "--enforce-eager"),
-            *("--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "512"),
-            *("--max-num-seqs", "4", "--block-size", "32", "--kv-cache-memory-bytes", str(16 * 2**20)),
-        )
-        folder = self.rig.folder
-        env = {"VLLM_PLUGINS": "rose_probe", engine_env.SERVING_BOARD: str(self.board)}
-        command = Command("rose_executor.engine_main", arguments, folder / "serving.log", folder, env)
-        self.child = await self.rig.warm.launch(command)
-        self.url = f"http://127.0.0.1:{port}"
-        async with asyncio.timeout(90):
-            while not await self._healthy():
-                assert self.child.exit_code is None, (folder / "serving.log").read_text()[-3000:]
-                await asyncio.sleep(0.05)
-
-    async def _healthy(self) -> bool:
-        try:
-            async with self.rig.session.get(f"{self.url}/health") as response:
-                return bool(response.status == 200)
-        except aiohttp.ClientConnectionError:
-            return False
-
-    async def complete(self, tokens: int = 60) -> int:
-        """One completion; how many tokens came of it."""
-        body = {"model": "serving", "prompt": "abcdefgh", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        async with self.rig.session.post(f"{self.url}/v1/completions", json=body) as response:
-            answer = await response.json()
-        return int(answer["usage"]["completion_tokens"])
+def test_a_board_on_a_slow_file_system_is_left_to_itself(answers: dict[str, Any]) -> None:
+    """Each write takes a tenth of a step there; where it is one in twenty-five the probe stays."""
+    why, steps = answers["slow_file_system"]
+    assert why == "its calls took 10% of the time of the engine's steps, allowed is at most 5%"
+    assert steps <= 2 * 2.0 / 0.01 + 10
+    assert answers["quick_file_system"] == ["", 2000]
 
 
 @pytest.fixture(scope="module")
-def serving(rig: Any) -> Iterator[Serving]:
+def serving(rig: Any) -> Iterator[ServingServer]:
     path = rig.folder / "serving-board"
     claim_quota(path).close()
-    server = Serving(rig, path)
+    server = ServingServer(rig, path, {"VLLM_PLUGINS": "rose_probe", engine_env.SERVING_BOARD: str(path)})
     rig.run(server.start())
     yield server
-    assert server.child is not None
-    server.child.signal(signal.SIGKILL)
-    rig.run(asyncio.wait_for(server.child.wait(), 20))
+    rig.run(server.kill())
 
 
-async def seen(serving: Serving, what: Callable[[ServingState | None], bool]) -> ServingState | None:
-    """The state, as soon as it is such."""
-    async with asyncio.timeout(30):
-        while True:
-            reader = BoardReader(serving.board)
-            state = reader.read(SERVING, time.monotonic()).state
-            reader.close()
-            if what(state):
-                return state
-            await asyncio.sleep(0.002)
-
-
-def test_a_real_server_is_seen_at_work_in_line_and_idle(serving: Serving) -> None:
+def test_a_real_server_is_seen_at_work_in_line_and_idle(serving: ServingServer) -> None:
     async def run() -> None:
-        assert await seen(serving, lambda state: state is not None and state.kv_blocks_total > 0)
+        assert await serving.seen(lambda state: state is not None and state.kv_blocks_total > 0)
         began_s = time.monotonic()
         work = asyncio.gather(*(serving.complete() for _ in range(8)))
-        queue = await seen(serving, lambda state: state is not None and state.waiting > 0)
+        queue = await serving.seen(lambda state: state is not None and state.waiting > 0)
         assert queue is not None
         assert queue.running == 4
         assert (queue.arrivals, queue.unanswered) == (8, 4)
         assert 0 < queue.oldest_unanswered_at_s <= queue.stepped_at_s
-        steady = await seen(serving, lambda state: state is not None and state.step_s > 0 and state.kv_blocks_used > 0)
+        steady = await serving.seen(lambda state: state is not None and state.step_s > 0 and state.kv_blocks_used > 0)
         assert steady is not None
         assert steady.kv_blocks_used <= steady.kv_blocks_total
         assert await work == [60] * 8
-        idle = await seen(serving, lambda state: state is not None and state.running + state.waiting == 0)
+        idle = await serving.seen(lambda state: state is not None and state.running + state.waiting == 0)
         assert idle is not None
         assert idle.steps >= 2 * 60
         assert steady.busy_s < idle.busy_s < time.monotonic() - began_s
         await asyncio.sleep(1.0)  # for a last step that computes nothing
-        rest = await seen(serving, lambda _: True)
+        rest = await serving.seen(lambda _: True)
         await asyncio.sleep(1.0)  # twice as long as it takes to grow stale
-        assert (await seen(serving, lambda _: True)) == rest
+        assert (await serving.seen(lambda _: True)) == rest
 
     serving.rig.run(run())
 
 
-def test_harm_to_the_board_is_no_harm_to_the_server(serving: Serving) -> None:
+def test_harm_to_the_board_is_no_harm_to_the_server(serving: ServingServer) -> None:
     async def run() -> None:
         for harm in (lambda: os.truncate(serving.board, 0), serving.board.unlink):
             work = asyncio.gather(*(serving.complete(200) for _ in range(4)))
-            await seen(serving, lambda state: state is not None and state.running > 0)
+            await serving.seen(lambda state: state is not None and state.running > 0)
             harm()
             assert await work == [200] * 4
             claim_quota(serving.board).close()
-            assert await seen(serving, lambda state: state is not None)
+            assert await serving.seen(lambda state: state is not None)
 
     serving.rig.run(run())
 
 
-def test_a_stopped_server_is_unknown(serving: Serving) -> None:
+def test_a_stopped_server_is_unknown(serving: ServingServer) -> None:
     async def run() -> None:
         assert serving.child is not None
         serving.child.signal(signal.SIGSTOP)
         try:
-            assert await seen(serving, lambda state: state is None) is None
+            assert await serving.seen(lambda state: state is None) is None
         finally:
             serving.child.signal(signal.SIGCONT)
-        assert await seen(serving, lambda state: state is not None)
+        assert await serving.seen(lambda state: state is not None)
         assert await serving.complete(5) == 5
 
     serving.rig.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -73,6 +74,55 @@ def allowed(state: ServingState | None, now_s: float = 100.0, policy: SlackPolic
 )
 def test_slack(state: ServingState | None, slack: float) -> None:
     assert slack_s(state, SLO, 100.0) == pytest.approx(slack)
+
+
+def observed(state: ServingState, looked_at_s: float = 99.9) -> ServingState:
+    """The same, seen from outside."""
+    return replace(state, looked_at_s=looked_at_s)
+
+
+@pytest.mark.parametrize(
+    ("state", "computed_s", "slack"),
+    [
+        (IDLE, 0.0, 0.05),  # and not the larger part of ttft_s: whoever has come since may be decoding by now
+        (IDLE, 0.03, 0.02),
+        (IDLE, 0.06, 0.0),
+        (replace(IDLE, next_step_s=0.01), 0.03, 0.01),
+        (serving(100.0), 0.0, 0.04),
+        (serving(100.0, since_s=3.0), 0.03, 0.01),  # no step is late that nobody could have seen
+        (serving(100.0, decoding=0, unanswered=1, waited_s=0.1), 0.0, 0.04),
+        (serving(100.0, decoding=0, unanswered=1, waited_s=0.17), 0.0, 0.01),
+    ],
+)
+def test_slack_beside_an_engine_that_is_looked_at_from_outside(
+    state: ServingState, computed_s: float, slack: float
+) -> None:
+    assert slack_s(observed(state), SLO, 100.0, computed_s=computed_s) == pytest.approx(slack)
+
+
+@given(
+    state=st.sampled_from([IDLE, serving(100.0), serving(100.0, decoding=0, unanswered=1)]),
+    next_step_s=st.floats(0, 0.06),
+    interference=st.sampled_from([0.1, 0.5, 1.0]),
+    per_token_s=st.floats(0.0001, 0.01),
+)
+def test_between_two_looks_a_guest_costs_no_token_of_serving_its_time(
+    state: ServingState, next_step_s: float, interference: float, per_token_s: float
+) -> None:
+    """However many steps it takes, and whatever comes in meanwhile that nobody sees."""
+    policy = SlackPolicy(SLO, tokens_max=256, seqs_max=64, interference=interference)
+    admission, profile = SlackAdmission(), cost(per_token_s)
+    for look in range(2):  # in less than the second after which it may try
+        state = observed(replace(state, next_step_s=next_step_s), 100.0 + 0.4 * look)
+        total_s = 0.0
+        for tick in range(80):
+            tokens = admission.allow(state, policy, profile, state.looked_at_s + TICK_S * tick).tokens_per_step
+            step_s = profile.seconds(tokens) if tokens else 0.0
+            admission.computed(step_s)
+            total_s += interference * step_s
+        assert total_s <= max(0.0, SLO.tpot_s - next_step_s) + 1e-9
+        if not state.unanswered and next_step_s + 4 * interference * per_token_s < SLO.tpot_s:
+            assert total_s > 0.0  # each look counts anew
 
 
 def test_what_the_guest_has_computed_beside_a_step_is_owed_to_it() -> None:

@@ -1,0 +1,151 @@
+"""The board's bytes: its halves, what each holds, and in which form. Pure.
+
+A half has two banks, written in turn. A bank is the number of the write, when it was made, the state's values in the
+order of its fields, and a checksum.
+
+Invariants
+- Of a half the newest bank whose checksum holds counts. A writer killed at any store leaves the state before valid.
+- What is torn, stale, of another layout, of another boot, cut short or never written is seen as such: the state is
+  unknown, and `why` says so. No bytes make a reader raise.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+from rose.errors import ContractError
+from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
+
+S = TypeVar("S", ServingState, Quota, GuestState, ServingKv)
+
+MAGIC = b"ROSEBORD"
+LAYOUT = 5
+BOARD_BYTES = 2560
+HEADER = struct.Struct("<8sQ16s")
+"""Magic, layout version, the machine's boot."""
+HALF_BYTES = 512
+BANK_BYTES = HALF_BYTES // 2
+_CHECKSUM = struct.Struct("<Q")
+_BODY_BYTES = BANK_BYTES - _CHECKSUM.size
+_FORMATS = {"int": "q", "bool": "q", "float": "d"}
+
+
+@dataclass(frozen=True, slots=True)
+class Half(Generic[S]):
+    """Where a half lies, what it holds, and the age in seconds from which it counts as stale."""
+
+    name: str
+    offset: int
+    kind: type[S]
+    stale_after_s: float
+
+
+# A writer beats at least every HEARTBEAT_S. The limits leave room for a process that a busy machine kept waiting:
+# a gate that shuts too often costs rollouts, one that stays open for half a second costs serving one bad half-second.
+HEARTBEAT_S = 0.05
+SERVING: Half[ServingState] = Half("serving", 512, ServingState, 0.5)
+QUOTA: Half[Quota] = Half("quota", 1024, Quota, 0.5)
+GUEST: Half[GuestState] = Half("guest", 1536, GuestState, 2.0)
+# An idle engine core says nothing, and holds what it held: its half is as good as its writer is alive.
+SERVING_KV: Half[ServingKv] = Half("serving KV", 2048, ServingKv, math.inf)
+
+
+class _Form:
+    """How a state becomes the body of a bank. Each step of both engines goes through here."""
+
+    def __init__(self, kind: type[Any]) -> None:
+        columns = [(field.name, str(field.type)) for field in fields(kind)]
+        self.body = struct.Struct("<qq" + "".join(_FORMATS[type_name] for _, type_name in columns))
+        self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name, _ in columns))
+        self.floats = [at for at, (_, type_name) in enumerate(columns) if type_name == "float"]
+        self.bools = [at for at, (_, type_name) in enumerate(columns) if type_name == "bool"]
+        self.kind = kind
+
+
+_FORMS = {half.name: _Form(half.kind) for half in (SERVING, QUOTA, GUEST, SERVING_KV)}
+
+
+@dataclass(frozen=True, slots=True)
+class Held(Generic[S]):
+    """What a half holds, however old it is by now."""
+
+    number: int
+    written_at_s: float
+    state: S
+
+
+def encode(half: Half[S], state: S, number: int, written_at_ns: int) -> bytes:
+    """One bank. Raises ContractError for a value that does not fit, or is no number."""
+    form = _FORMS[half.name]
+    values = form.values(state)
+    try:
+        if not math.isfinite(sum(values[at] for at in form.floats)):
+            raise ValueError("a value is not finite")
+        body = form.body.pack(number, written_at_ns, *values).ljust(_BODY_BYTES, b"\0")
+    except (struct.error, ValueError, OverflowError, TypeError) as error:
+        raise ContractError(f"{state} cannot stand on a board: {error}", expected="64-bit numbers") from error
+    return body + _CHECKSUM.pack(_checksum(body, half))
+
+
+def decode(page: bytes, half: Half[S], now_s: float, header: bytes) -> Reading[S]:
+    """What a half of a board's bytes says at `now_s`, if the board begins with `header`."""
+    return aged(held(page, half, header), half, now_s)
+
+
+def held(page: bytes, half: Half[S], header: bytes) -> Held[S] | str:
+    """Or why that cannot be known."""
+    if len(page) < BOARD_BYTES:
+        return f"the board is cut short: {len(page)} of {BOARD_BYTES} bytes"
+    if not page.startswith(header):
+        return _wrong_header(page)
+    newest = max((bank for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=None)
+    if newest is None:
+        empty = not any(page[half.offset : half.offset + HALF_BYTES])
+        return f"the {half.name} half {'was never written' if empty else 'is torn'}"
+    number, written_at_ns, *values = newest
+    form = _FORMS[half.name]
+    for at in form.bools:
+        values[at] = bool(values[at])
+    return Held(number, written_at_ns / 1e9, form.kind(*values))
+
+
+def aged(held: Held[S] | str, half: Half[S], now_s: float) -> Reading[S]:
+    """What is held, as of `now_s`."""
+    if isinstance(held, str):
+        return Reading(None, why=held)
+    age_s = now_s - held.written_at_s
+    # A little ahead is a write between the reader's look at the clock and at the board; far ahead is nonsense.
+    if not -half.stale_after_s <= age_s <= half.stale_after_s:
+        return Reading(None, held.number, f"the {half.name} half is {age_s:.1f} s old")
+    return Reading(held.state, held.number)
+
+
+def newest(page: bytes, half: Half[S]) -> int:
+    """The highest number that a half holds, 0 where it holds none."""
+    return max((bank[0] for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=0)
+
+
+def _bank(page: bytes, half: Half[S], at: int) -> tuple[Any, ...] | None:
+    """Number, time and values of one bank, None where its checksum does not hold."""
+    start = half.offset + at * BANK_BYTES
+    body = page[start : start + _BODY_BYTES]
+    (checksum,) = _CHECKSUM.unpack_from(page, start + _BODY_BYTES)
+    return _FORMS[half.name].body.unpack_from(body) if checksum == _checksum(body, half) else None
+
+
+def _checksum(body: bytes, half: Half[S]) -> int:
+    # Another for the same bytes in another half, and not 0 for a bank of zeros.
+    return zlib.crc32(body, half.offset)
+
+
+def _wrong_header(page: bytes) -> str:
+    magic, layout, _ = HEADER.unpack_from(page)
+    if magic != MAGIC:
+        return "the file is not a board"
+    return f"the board has layout {layout}, not {LAYOUT}" if layout != LAYOUT else "the board is of another boot"
