@@ -79,10 +79,12 @@ async def shown(rig: Rig, phase: Phase, index: int) -> Shown:
             await _warm(rig, skipped)
         arrivals, before = rig.serving_state().arrivals, rig.costs()
         replay = await rig.replay(part_of_trace(index))
+        assert replay.end is not None
+        began_at_s = float(replay.end["began_monotonic_s"])
+        until_s = began_at_s + float(replay.head["length_s"])
+        # The replay ends with its last answer; what is silent behind that is part of the trace as well.
+        await asyncio.sleep(max(0.0, until_s - time.monotonic()))
         costs, memory = rig.costs().since(before), rig.memory()
-    assert replay.end is not None
-    began_at_s = float(replay.end["began_monotonic_s"])
-    until_s = began_at_s + float(replay.head["length_s"])
     busy_s = counters.between(counters.busy_s, began_at_s, until_s)
     more = {
         "serving_busy": busy_s / (until_s - began_at_s),
