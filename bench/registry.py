@@ -35,6 +35,7 @@ class Bench:
 
 def benches() -> dict[str, Bench]:
     """All benches by name."""
-    from bench import codec, coserve_demo, rdma_choice, transfer
+    from bench import codec, coserve_demo, coserving, rdma_choice, transfer
 
-    return {bench.name: bench for bench in (coserve_demo.BENCH, codec.BENCH, transfer.BENCH, rdma_choice.BENCH)}
+    modules = (coserve_demo, coserving, codec, transfer, rdma_choice)
+    return {module.BENCH.name: module.BENCH for module in modules}

@@ -46,7 +46,7 @@ _LOOK_S = 0.002
 _MOVE_EVERY_S = 0.1
 
 
-class _Quota(Keeping):
+class QuotaKeeping(Keeping):
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
 
     max_num_scheduled_tokens: int
@@ -246,9 +246,9 @@ class _Quota(Keeping):
             self._guest_pool.get_num_free_blocks = self._free_within_quota
 
 
-class QuotaScheduler(_Quota, Scheduler):  # type: ignore[misc]
+class QuotaScheduler(QuotaKeeping, Scheduler):  # type: ignore[misc]
     """For guests on CPU."""
 
 
-class QuotaAsyncScheduler(_Quota, AsyncScheduler):  # type: ignore[misc]
+class QuotaAsyncScheduler(QuotaKeeping, AsyncScheduler):  # type: ignore[misc]
     """For guests on GPU: a plain scheduler would silently switch asynchronous scheduling off."""

@@ -233,6 +233,11 @@ class LoadClient:
             detail=detail[:_DETAIL_CHARS],
         )
 
+    @property
+    def began_at_s(self) -> float | None:
+        """Second 0 of every record, on the machine's monotonic clock; None before the replay has begun."""
+        return self._loop.begin
+
     def _now_s(self) -> float:
         assert self._loop.begin is not None
         return time.monotonic() - self._loop.begin

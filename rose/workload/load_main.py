@@ -129,7 +129,8 @@ async def replay(options: LoadOptions) -> int:
             signum = await _until_over(client)
         finally:
             # Without a signal's number, not even 0, the replay itself failed.
-            writer.close({"signal": signum, **asdict(client.counts), "lost": writer.lost})
+            ended = {"signal": signum, **asdict(client.counts), "lost": writer.lost}
+            writer.close({**ended, "began_monotonic_s": client.began_at_s})
         for line in _words(summarised(seen), client, writer):
             typer.echo(line)
         if signum == signal.SIGINT:

@@ -36,7 +36,7 @@ CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101, block_
 def clashes() -> list[str]:
     """Names that our schedulers and vLLM's both give to something."""
     ours, theirs = set(), set(dir(AsyncScheduler))
-    for mixin in (counting_scheduler.Counting, kv_keeping.Keeping, quota_scheduler._Quota):
+    for mixin in (counting_scheduler.Counting, kv_keeping.Keeping, quota_scheduler.QuotaKeeping):
         ours |= {name for name in vars(mixin) if not name.startswith("__")}
         ours |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(mixin)))
     theirs |= set(re.findall(r"self\.(\w+)(?:: .+)? = ", inspect.getsource(AsyncScheduler.__mro__[1])))
