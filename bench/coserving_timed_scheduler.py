@@ -6,13 +6,19 @@ core is no cost of ours.
 
 from __future__ import annotations
 
+import os
 import time
+from pathlib import Path
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from bench.coserving_costs import STEP_COSTS, CostsFile
+from rose_executor.engine_env import STEP_LOG
+from rose_executor.guest_trail import GuestTrail
 from rose_executor.quota_scheduler import QuotaKeeping
+from rose_executor.step_log import Plan
+from rose_executor.step_shape import StepShape
 
 
 class _Theirs:
@@ -35,12 +41,31 @@ class _Theirs:
             self.theirs_s += time.thread_time() - began_s
 
 
+class _Trail(GuestTrail):
+    """What the bench has a guest write down is no cost of the product's."""
+
+    def __init__(self, scheduler: _Theirs, path: Path | None) -> None:
+        super().__init__(path)
+        self._scheduler = scheduler
+
+    def planned(self, plan: Plan) -> None:
+        began_s = time.thread_time()
+        super().planned(plan)
+        self._scheduler.theirs_s += time.thread_time() - began_s
+
+    def ended(self, shape: StepShape, seconds: float) -> None:
+        began_s = time.thread_time()
+        super().ended(shape, seconds)
+        self._scheduler.theirs_s += time.thread_time() - began_s
+
+
 class TimedQuotaScheduler(QuotaKeeping, _Theirs, Scheduler):  # type: ignore[misc]
     """Counts steps that compute something, each from planning to its outputs."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._timed_file = CostsFile(STEP_COSTS)
+        self._guest_trail = _Trail(self, Path(os.environ[STEP_LOG]))
         self._timed_step_s = self._timed_ours_s = self._timed_began_s = self._timed_plan_s = 0.0
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:

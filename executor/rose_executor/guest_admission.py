@@ -16,6 +16,7 @@ from rose_executor.board_states import Given, Quota
 from rose_executor.quota import computes, shut, within
 from rose_executor.slack import Allowance, SlackAdmission, SlackPolicy
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_sampling import StepSampling
 from rose_executor.step_shape import StepShape
 
 
@@ -57,6 +58,9 @@ class GuestAdmission:
         self.open_s = 0.0
         self.profile = StepProfile() if profile is None else profile
         self._slack = SlackAdmission()
+        self._sampling = StepSampling()
+        self._given: Quota | None = None
+        self._policy: SlackPolicy | None = None
         self._looked_at_s = now_s
 
     @property
@@ -82,23 +86,32 @@ class GuestAdmission:
         self.quota_number = given.quota_number
         if given.serving is not None:
             self.arrivals = given.serving.arrivals
-        self.quota = shut(self.quota) if given.quota is None else within(given.quota, self.limits)
+        if given.quota is None or given.quota is not self._given:
+            self._take(given.quota)
         self.allowed = self._allow(given, now_s, pending)
 
     def computed(self, shape: StepShape, seconds: float, now_s: float) -> None:
         """A step has ended, at `now_s` of the clock of `look`."""
-        self.profile.saw(shape, seconds, now_s)
+        if self._sampling.takes(self.profile.steps):
+            self.profile.saw(shape, seconds, now_s)
         self._slack.computed(seconds)
+
+    def _take(self, quota: Quota | None) -> None:
+        """Another quota, or none; most looks find the one that is in force, and nothing of this is done."""
+        self._given = quota
+        self.quota = shut(self.quota) if quota is None else within(quota, self.limits)
+        self._policy = None
+        if self.quota.ttft_s and self.quota.tpot_s:
+            slo = Slo(self.quota.ttft_s, self.quota.tpot_s)
+            seqs, tokens = self.quota.active_seqs, self.quota.tokens_per_step
+            self._policy = SlackPolicy(slo, tokens, seqs, self.quota.interference)
 
     def _allow(self, given: Given, now_s: float, pending: Pending) -> Allowance:
         quota = self.quota
         if not computes(quota):
             return Allowance(0, 0)
-        if not (quota.ttft_s and quota.tpot_s):
+        if self._policy is None:
             return Allowance(quota.tokens_per_step, quota.active_seqs)
-        policy = SlackPolicy(
-            Slo(quota.ttft_s, quota.tpot_s), quota.tokens_per_step, quota.active_seqs, quota.interference
-        )
         under_way_s = sum(self.profile.seconds(shape) for shape in pending.under_way)
         cost = _NextStep(self.profile, pending)
-        return self._slack.allow(given.serving, policy, cost, now_s, under_way_s=under_way_s)
+        return self._slack.allow(given.serving, self._policy, cost, now_s, under_way_s=under_way_s)

@@ -34,6 +34,7 @@ from rose_executor.profile_store import read_profile
 from rose_executor.serving_steps import ServingSteps
 
 _LOOK_AGAIN_S = 1.0
+_BEAT_EARLY_S = 0.005
 _log = logging.getLogger("vllm.rose")
 _M = TypeVar("_M", bound=Callable[..., None])
 
@@ -65,7 +66,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         self._path = serving_board()
         self._writer: HalfWriter[ServingState] | None = None
         self._steps: ServingSteps | None = None
-        self._look_again_s = 0.0
+        self._look_again_s = self._written_at_s = 0.0
         self._beating = False
         self._cost = ProbeCost()
         if self._path is None:
@@ -96,6 +97,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             prompt_tokens = iteration_stats.prompt_token_stats.computed
             first_tokens = len(iteration_stats.time_to_first_tokens_iter)
             finished = len(iteration_stats.finished_requests)
+        now_s = time.monotonic()
         state = self._counted().stepped(
             running=scheduler_stats.num_running_reqs,
             waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
@@ -104,15 +106,16 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             prompt_tokens=prompt_tokens,
             first_tokens=first_tokens,
             finished=finished,
-            now_s=time.monotonic(),
+            now_s=now_s,
         )
-        self._write(state)
+        self._write(state, now_s)
         self._keep_beating()
 
     @_never_hurting
     def arrived(self, request: int) -> None:
         """A request is there, which the engine has not taken in yet."""
-        self._write(self._counted().arrived(request, time.monotonic()))
+        now_s = time.monotonic()
+        self._write(self._counted().arrived(request, now_s), now_s)
 
     @_never_hurting
     def left(self, request: int) -> None:
@@ -143,9 +146,10 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         if why:
             self.switch_off(why)
 
-    def _write(self, state: ServingState) -> None:
+    def _write(self, state: ServingState, now_s: float) -> None:
         if self._writer is not None:
             self._writer.write(state)
+            self._written_at_s = now_s
 
     def _counted(self) -> ServingSteps:
         if self._steps is None:
@@ -165,12 +169,16 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
 
     @_never_hurting
     def _beat(self) -> None:
-        asyncio.get_running_loop().call_later(HEARTBEAT_S, self._beat)
         now_s = time.monotonic()
         if now_s >= self._look_again_s:
             self._look_again_s = now_s + _LOOK_AGAIN_S
             self._follow_board()
-        self._write(self._counted().state)
+        # A step that was just reported is as good a beat.
+        rest_s = self._written_at_s + HEARTBEAT_S - now_s
+        if rest_s < _BEAT_EARLY_S:
+            self._write(self._counted().state, now_s)
+            rest_s = HEARTBEAT_S
+        asyncio.get_running_loop().call_later(rest_s, self._beat)
 
     def _follow_board(self) -> None:
         """Have a whole board to write on, or none for now."""

@@ -18,8 +18,11 @@ from dataclasses import replace
 
 from rose_executor.board_states import ServingState
 from rose_executor.step_profile import StepProfile
+from rose_executor.step_sampling import StepSampling
 from rose_executor.step_shape import StepShape
 
+_CONTEXT_TOKENS = 1024
+"""A context that has grown by less makes no step longer that matters."""
 _PROMPT_FADES = 0.98
 """Of the longest recent prompt, with each later one: the last fifty or so decide."""
 
@@ -36,6 +39,9 @@ class ServingSteps:
         self.state = ServingState(stepped_at_s=now_s, kv_blocks_total=kv_blocks_total)
         self._block_tokens = block_tokens
         self._profile = StepProfile() if profile is None else profile
+        self._sampling = StepSampling()
+        self._expectations = (0.0, 0.0)
+        self._expected_of: tuple[int, ...] = ()
         self._prompt_tokens = 0.0
         self._arrived: dict[int, float] = {}
         self._unseen: deque[float] = deque()
@@ -44,7 +50,7 @@ class ServingSteps:
     def arrived(self, request: int, now_s: float) -> ServingState:
         """A request is there, under a number of its own; the engine has not taken it in yet."""
         self._arrived[request] = now_s
-        return self._told(arrivals=self.state.arrivals + 1)
+        return self._told(came=1)
 
     def left(self, request: int) -> ServingState:
         """It is over, however it ended."""
@@ -77,21 +83,33 @@ class ServingSteps:
             before.stepped_at_s if before.running + before.waiting > 0 else next(iter(self._arrived.values()), None)
         )
         step_s = before.step_s if began_s is None else now_s - began_s
-        if began_s is not None:
+        if began_s is not None and self._sampling.takes(self._profile.steps):
             context_tokens = before.kv_blocks_used * self._block_tokens
             self._profile.saw(StepShape(tokens, max(1, running + finished), context_tokens), step_s, now_s)
         self._read(prompt_tokens, first_tokens)
         self._answer(running + waiting, first_tokens, finished, now_s)
-        return self._told(
+        kv_blocks_used = round(kv_usage * before.kv_blocks_total)
+        count, oldest_s = self._owed()
+        first_token_s, next_step_s = self._expected(count, kv_blocks_used)
+        # Made at once, because it is the dearest part of a step's report.
+        self.state = ServingState(
             steps=before.steps + 1,
+            arrivals=before.arrivals,
             running=running,
             waiting=waiting,
+            decoding=self._answered,
+            unanswered=count,
+            oldest_unanswered_at_s=oldest_s,
             stepped_at_s=now_s,
             step_s=step_s,
             step_tokens=tokens,
-            kv_blocks_used=round(kv_usage * before.kv_blocks_total),
+            next_step_s=next_step_s,
+            first_token_s=first_token_s,
+            kv_blocks_used=kv_blocks_used,
+            kv_blocks_total=before.kv_blocks_total,
             busy_s=before.busy_s + min(step_s, since_s),
         )
+        return self.state
 
     def _read(self, prompt_tokens: int, first_tokens: int) -> None:
         if first_tokens:
@@ -111,26 +129,37 @@ class ServingSteps:
         while len(self._unseen) < unanswered:
             self._unseen.append(now_s)
 
-    def _told(self, **changes: float) -> ServingState:
-        """The state with these changes and what the books say: whoever knows of more requests, or of an older one, is
-        believed.
-        """
-        count = max(len(self._arrived), len(self._unseen))
-        oldest_s = min(next(iter(self._arrived.values()), math.inf), next(iter(self._unseen), math.inf))
-        prompt = round(self._prompt_tokens)
-        behind = self.state.kv_blocks_used * self._block_tokens
-        tokens, seqs = self._answered + (prompt if count else 0), self._answered + min(1, count)
-        # Made once: it is the dearest part of a step's report.
+    def _told(self, came: int = 0) -> ServingState:
+        """The state between two steps, as the books say now."""
+        count, oldest_s = self._owed()
+        first_token_s, next_step_s = self._expected(count, self.state.kv_blocks_used)
         self.state = replace(
             self.state,
-            decoding=self._answered,
+            arrivals=self.state.arrivals + came,
             unanswered=count,
-            oldest_unanswered_at_s=oldest_s if count else 0.0,
-            first_token_s=self._seconds(StepShape(prompt, 1, behind)),
-            next_step_s=self._seconds(StepShape(tokens, seqs, behind)),
-            **changes,  # type: ignore[arg-type]
+            oldest_unanswered_at_s=oldest_s,
+            first_token_s=first_token_s,
+            next_step_s=next_step_s,
         )
         return self.state
+
+    def _owed(self) -> tuple[int, float]:
+        """How many are unanswered, and since when the oldest: whoever knows of more, or an older one, is believed."""
+        count = max(len(self._arrived), len(self._unseen))
+        oldest_s = min(next(iter(self._arrived.values()), math.inf), next(iter(self._unseen), math.inf))
+        return count, oldest_s if count else 0.0
+
+    def _expected(self, unanswered: int, kv_blocks_used: int) -> tuple[float, float]:
+        """What a first token and the next step are expected to take: asked of the profile when much has changed."""
+        prompt = round(self._prompt_tokens)
+        behind = kv_blocks_used * self._block_tokens
+        of = (self._profile.steps, prompt, self._answered, min(1, unanswered), behind // _CONTEXT_TOKENS)
+        if of != self._expected_of:
+            tokens, seqs = self._answered + (prompt if unanswered else 0), self._answered + min(1, unanswered)
+            first_token_s = self._seconds(StepShape(prompt, 1, behind))
+            self._expectations = first_token_s, self._seconds(StepShape(tokens, seqs, behind))
+            self._expected_of = of
+        return self._expectations
 
     def _seconds(self, shape: StepShape) -> float:
         return self._profile.seconds(shape) if shape.tokens else 0.0

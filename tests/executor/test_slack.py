@@ -117,7 +117,7 @@ def test_between_two_looks_a_guest_costs_no_token_of_serving_its_time(
         total_s = 0.0
         for tick in range(80):
             tokens = admission.allow(state, policy, profile, state.looked_at_s + TICK_S * tick).tokens_per_step
-            step_s = profile.seconds(tokens) if tokens else 0.0
+            step_s = profile.seconds(StepShape(tokens)) if tokens else 0.0
             admission.computed(step_s)
             total_s += interference * step_s
         assert total_s <= max(0.0, SLO.tpot_s - next_step_s) + 1e-9
