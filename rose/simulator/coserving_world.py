@@ -87,7 +87,7 @@ class CoservingWorld:
         self.books = TokenBooks(ledger, self.driver)
         self.board = SimulatedBoard()
         interference = chance((1.0, 0.1, 0.02))
-        self.core = SharedCore(self.driver, interference, chance((0.002, 0.0002)))
+        self.core = SharedCore(self.driver, interference, chance((0.02, 0.002, 0.0002)))
         self.serving = ServingEngine(self.core, self.board, self.driver)
         self.host = SchedulerHost(
             self.driver, self.parts.put, self.parts.drop, cores.placement, self._really_runs, self.waits
