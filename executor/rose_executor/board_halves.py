@@ -7,8 +7,8 @@ Invariants
 - Of a half the newest bank whose checksum holds counts. A writer killed at any store leaves the state before valid.
 - What is torn, stale, of another layout, of another boot, cut short or never written is seen as such: the state is
   unknown, and `why` says so. No bytes make a reader raise.
-- A time that is no number, and a count or time below 0, is no engine's word, whatever the checksum says. A quota may
-  be below 0: its reader brings it within bounds.
+- A time that is no number, and a count below 0, is no engine's word, whatever the checksum says. A quota may be below
+  0: its reader brings it within bounds.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class _Form:
         self.body = struct.Struct("<qq" + "".join(_FORMATS[type_name] for _, type_name in columns))
         self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name, _ in columns))
         self.floats = [at for at, (_, type_name) in enumerate(columns) if type_name == "float"]
+        self.counts = [at for at, (_, type_name) in enumerate(columns) if type_name == "int" and kind is not Quota]
         self.bools = [at for at, (_, type_name) in enumerate(columns) if type_name == "bool"]
         self.kind = kind
 
@@ -112,16 +113,16 @@ def held(page: bytes, half: Half[S], header: bytes) -> Held[S] | str:
         return f"the {half.name} half {'was never written' if empty else 'is torn'}"
     number, written_at_ns, *values = newest
     form = _FORMS[half.name]
-    if not _sound(form, half, values):
+    if not _sound(form, values):
         return f"the {half.name} half says what no engine would"
     for at in form.bools:
         values[at] = bool(values[at])
     return Held(number, written_at_ns / 1e9, form.kind(*values))
 
 
-def _sound(form: _Form, half: Half[S], values: list[Any]) -> bool:
+def _sound(form: _Form, values: list[Any]) -> bool:
     finite = math.isfinite(sum(values[at] for at in form.floats))
-    return finite and (half.name == QUOTA.name or min(values) >= 0)
+    return finite and min((values[at] for at in form.counts), default=0) >= 0
 
 
 def aged(held: Held[S] | str, half: Half[S], now_s: float) -> Reading[S]:

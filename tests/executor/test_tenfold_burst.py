@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from rose.slo import Slo
-from rose_executor.board_states import Given, GuestState, Quota, Reading, ServingKv, ServingState
+from rose_executor.board_states import Given, GuestState, Quota, Reading, ServingKv
 from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_rules import LOOK_S, Freeze, GuestRules, Looked, Write
 from rose_executor.kv_budget import KvBudget
@@ -124,7 +124,9 @@ class World:
         self._looked_s = self.now
         used = self._serving_blocks()
         held = ServingKv(total_bytes=SERVING_BLOCKS, resident_bytes=used)
-        for action in self._rules.step(Looked(Reading(self._told.state), Reading(self._state), Reading(held)), self.now):
+        for action in self._rules.step(
+            Looked(Reading(self._told.state), Reading(self._state), Reading(held)), self.now
+        ):
             assert not isinstance(action, Freeze), action.why
             assert isinstance(action, Write)
             if not self.gates or self.gates[-1] != action.quota.gate_open:
@@ -205,9 +207,7 @@ class World:
 
 def attained(requests: list[Request]) -> float:
     """Share of requests that were answered in time: the first token, and the mean of the gaps as vLLM's TPOT is."""
-    good = sum(
-        one.ttft_s <= SLO.ttft_s and sum(one.gaps_s) / max(1, len(one.gaps_s)) <= SLO.tpot_s for one in requests
-    )
+    good = sum(one.ttft_s <= SLO.ttft_s and sum(one.gaps_s) / max(1, len(one.gaps_s)) <= SLO.tpot_s for one in requests)
     return good / len(requests)
 
 
