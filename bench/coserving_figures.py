@@ -3,7 +3,8 @@
 Invariants
 - A ratio is of two phases of the same round: the same requests, at the same times, some minutes apart.
 - *Reclaim* is counted for each request that found the serving engine idle: how long after it was sent the guest still
-  began a step without knowing of it, or 0. What is then still computed is one step, which the figure leaves out.
+  planned a step without knowing of it, or 0. What is then still computed is one step, which the figure leaves out.
+- Of requests that are sent at one moment only the first is counted, and only if the client itself was not late.
 """
 
 from __future__ import annotations
