@@ -1,7 +1,7 @@
 """How long a guest's pages take to go back to the kernel, by the product's own way: half a cache, blocks at random.
 
-`large` blocks have 128 KiB in each layer, as those of a model of seven billion parameters; `small` ones 16 KiB, as those
-of the bench's guest. What went is seen in the process's resident memory.
+`large` blocks have 128 KiB in each layer, as those of a model of seven billion parameters; `small` ones 16 KiB, as
+those of the bench's guest. What went is seen in the process's resident memory.
 """
 
 from __future__ import annotations
