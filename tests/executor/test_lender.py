@@ -151,8 +151,8 @@ class Setting:
     def write(self, weights: str = "127.0.0.1:9", cores: str = "[]") -> None:
         self.file.write_text(
             f'[executor]\nstate = "state"\nout = "runs"\ncores = {cores}\n[serving]\nboard = "board"\nttft_ms = 1\n'
-            f'tpot_ms = 1\n[guest]\nmodel = "{warm_start()}"\n[join]\nscheduler = "127.0.0.1:9"\nweights = "{weights}"\n'
-            'token_file = "token"\n'
+            f'tpot_ms = 1\n[guest]\nmodel = "{warm_start()}"\n[join]\nscheduler = "127.0.0.1:9"\n'
+            f'weights = "{weights}"\ntoken_file = "token"\n'
         )
 
     def run(self) -> bool:
