@@ -4,7 +4,7 @@ Invariants
 - A ratio is of two phases of the same round: the same requests, at the same times, some minutes apart.
 - *Reclaim* is counted for each request that found the serving engine idle: how long after it was sent the guest still
   planned a step without knowing of it, or 0. What is then still computed is one step, which the figure leaves out.
-- Of requests that are sent at one moment only the first is counted, and only if the client itself was not late.
+- A request that the client itself sent late says nothing of that: its time of sending is no better known than so.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rose_executor.step_log import Plan, SeenStep
 
 IDLE_S = 0.05
 """For so long nothing may have been on its way for a request to be called a burst's first."""
+CLIENT_LATE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,7 @@ def reclaim_excess_ms(phase: Shown) -> list[float]:
     busy_until_s, found = 0.0, []
     for number, record in enumerate(answered, start=phase.arrivals + 1):
         assert record.sent_s is not None
-        if record.sent_s >= busy_until_s + IDLE_S:
+        if record.sent_s >= busy_until_s + IDLE_S and record.sent_s - record.due_s < CLIENT_LATE_S:
             sent_at_s = phase.began_at_s + record.sent_s
             late_s = 0.0
             for plan in plans[bisect_right(planned_at_s, sent_at_s) :]:
