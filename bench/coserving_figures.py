@@ -9,6 +9,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -104,7 +105,7 @@ def reclaim_excess_ms(phase: Shown) -> list[float]:
     answered = sorted((one for one in phase.records if one.sent_s is not None), key=lambda one: one.sent_s or 0.0)
     plans = _plans(phase)
     planned_at_s = [plan.at_s for plan in plans]
-    busy_until_s, found = 0.0, []
+    busy_until_s, found = -math.inf, list[float]()
     for number, record in enumerate(answered, start=phase.arrivals + 1):
         assert record.sent_s is not None
         if record.sent_s >= busy_until_s + IDLE_S and record.sent_s - record.due_s < CLIENT_LATE_S:
