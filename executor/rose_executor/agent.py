@@ -25,6 +25,7 @@ import psutil
 
 from rose.errors import ClusterError, DeadlineExceeded
 from rose.logs import logger
+from rose.machine import memory_available_bytes
 from rose.waits import WaitBoard
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.engine_health import EngineHealth
@@ -32,7 +33,9 @@ from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import GuestLife, Receiving
 from rose_executor.guest_proof import GuestProof
+from rose_executor.guest_sleeper import GuestSleeper
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kept_guest import KeptGuest
 from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent, lent
@@ -79,7 +82,10 @@ class BaseModel:
 
 
 class Agent:
-    """`run` it. Everything that it is made of is its owner's to close, when `run` has returned."""
+    """`run` it. Everything that it is made of is its owner's to close, when `run` has returned.
+
+    `keep_free_bytes` of the host's memory shall stay free, whatever becomes of the guest; 0: any.
+    """
 
     def __init__(
         self,
@@ -91,6 +97,7 @@ class Agent:
         figures: AgentFigures,
         waits: WaitBoard,
         open_launcher: OpenPlaced,
+        keep_free_bytes: int = 0,
     ) -> None:
         self._settings = settings
         self._health = health
@@ -100,6 +107,7 @@ class Agent:
         self._figures = figures
         self._waits = waits
         self._open_launcher = open_launcher
+        self._keep_free_bytes = keep_free_bytes
         self._gate = OpenSeconds()
         self._proof = GuestProof(
             settings.dtype,
@@ -112,6 +120,7 @@ class Agent:
         self._process: EngineProcess | None = None
         self._supervisor: EngineSupervisor | None = None
         self._life: GuestLife | None = None
+        self._sleeper: GuestSleeper | None = None
 
     def alive(self, incarnation: str) -> bool:
         """Whether an incarnation may still generate."""
@@ -180,9 +189,12 @@ class Agent:
             supervisor = self._supervisor = self._supervised(self._process, http)
             stack.push_async_callback(supervisor.stop)
             stack.callback(self._thaw)
+            sleeper = self._sleeper = self._sleeps(self._process, supervisor)
+            self._figures.presence = sleeper.presence
             tasks = [
                 asyncio.create_task(supervisor.run(BaseModel(self._settings.model_dir)), name="supervisor"),
                 asyncio.create_task(self._live(supervisor, joined), name="lives"),
+                asyncio.create_task(sleeper.run(), name="sleeper"),
             ]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -193,6 +205,21 @@ class Agent:
                 for task in reversed(tasks):
                     await _ended(task)
 
+    def _sleeps(self, process: EngineProcess, supervisor: EngineSupervisor) -> GuestSleeper:
+        settings = self._settings
+        return GuestSleeper(
+            self._watch.rules.kv,
+            KeptGuest(process, supervisor, self._shelf, lambda: self._life),
+            -(-settings.max_model_len // settings.block_size),
+            self._keep_free_bytes,
+            memory_available_bytes,
+        )
+
+    def _told(self, state: str, detail: str) -> None:
+        self._figures.engine(state, detail)
+        if self._sleeper is not None:
+            self._sleeper.process(state)
+
     def _supervised(self, process: EngineProcess, http: aiohttp.ClientSession) -> EngineSupervisor:
         return EngineSupervisor(
             process,
@@ -201,7 +228,7 @@ class Agent:
             self._waits,
             turn_timeout_s=_READY_S,
             ready_timeout_s=_READY_S,
-            told=self._figures.engine,
+            told=self._told,
             restarts=self._restarted,
             joins=lambda live: None,
         )

@@ -208,7 +208,7 @@ class EngineSupervisor:
     async def hold_down(self) -> None:
         """Order that the engine ends, and that none is started until `let_up`; `ready` waits meanwhile.
 
-        That is no death: neither restarts nor their delays know of it. Whoever has requests on it takes them away first.
+        That is no death: neither restarts nor their delays know of it. Who has requests on it takes them away first.
         """
         await self._driver.send(HeldDown())
 
