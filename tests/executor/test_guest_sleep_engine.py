@@ -104,25 +104,26 @@ def test_a_guest_without_memory_sleeps_wakes_with_the_same_answer_goes_and_comes
             reference = await answer(route, "reference")
             await filled(route)
             full = host_memory(here.pids[-1])
-            streams = asyncio.create_task(answer(route, "slept"))
+            slept = asyncio.create_task(answer(route, "slept"))
             serving.used_bytes = POOL.serving_bytes
             await until(lambda: asleep(here))
             with closing(BoardReader(tmp_path / "board")) as board:
                 await until(lambda: not gate_open(board))
+                asked = asyncio.create_task(answer(route, "asked asleep"))
                 await until(lambda: not run.engines)
                 await until(lambda: "holds" in here.part("guest")[1])
                 await until(lambda: here.sample("presence_bytes", state="asleep") < own(full) - KV_BYTES // 2)
                 assert here.sample("slots_open") == 0
                 assert here.sample("presence", state="asleep") == 1
                 assert host_memory(here.pids[-1]).resident_bytes < full.resident_bytes - KV_BYTES // 2
-                assert not streams.done()
+                assert not asked.done()
                 serving.used_bytes = 0
                 await until(lambda: gate_open(board))
-            assert await streams == reference
+            assert await slept == await asked == reference
             await until(lambda: here.sample("presence_seconds", state="asleep"))
             await until(lambda: run.engines)
             counted = await here.counts.counts(lease.incarnation)
-            assert counted.total_tokens == 2 * TOKENS + FILL  # of its waking, none
+            assert counted.total_tokens == 3 * TOKENS + FILL  # of its waking, none
             await gone_and_again(here, run, serving, left, session, reference)
 
     rig.run(check())
