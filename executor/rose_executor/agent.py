@@ -2,6 +2,7 @@
 
     watch ── looks every 5 to 20 ms, writes the quota ──▶ board ◀── serving engine, guest
     guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
+    sleeper  looks twice a second ── asleep, awake ──▶ the quota; gone, started ──▶ supervisor
     show ─── metrics and status; a guest that was frozen is ended
 
 Invariants
@@ -18,7 +19,6 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import psutil
@@ -28,6 +28,7 @@ from rose.logs import logger
 from rose.machine import memory_available_bytes
 from rose.waits import WaitBoard
 from rose_executor.agent_figures import AgentFigures
+from rose_executor.base_model import BaseModel
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
@@ -65,20 +66,6 @@ class Joined:
     lender: Lender
     publisher: str
     counts_address: str
-
-
-@dataclass(frozen=True, slots=True)
-class BaseModel:
-    """What each guest starts from: a model folder, under a number that nobody is told."""
-
-    path: Path
-    version: int = 0
-
-    async def starting(self, engine_id: str, lost_incarnation: str | None) -> BaseModel:
-        return self
-
-    async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
-        pass
 
 
 class Agent:

@@ -1,4 +1,4 @@
-"""The guest is put to sleep, woken, ended and started, and what that takes is measured: on a clock of the test's own."""
+"""The guest is put to sleep, woken, ended and started, and that is measured: on a clock of the test's own."""
 
 from __future__ import annotations
 
