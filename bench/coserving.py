@@ -17,6 +17,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
 from bench.coserving_figures import Shown, pooled_figures, round_figures
+from bench.coserving_pages import pages_figures
 from bench.coserving_phases import ALONE, NAIVE, PHASES, Phase
 from bench.coserving_plots import draw
 from bench.coserving_rig import Rig, open_rig
@@ -41,6 +42,8 @@ class Session:
         """Raises BenchFailed or RoseError, and nothing of the session is left then."""
         try:
             run = self._runner.run(self._round(chosen(arguments.only), index, arguments.runs))
+            if index == 0:
+                run = {**run, **pages_figures()}
             self._runs.append(run)
             if index == arguments.runs - 1:
                 run = {**run, **pooled_figures(self._rounds)}

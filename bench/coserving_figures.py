@@ -3,11 +3,13 @@
 Invariants
 - A ratio is of two phases of the same round: the same requests, at the same times, some minutes apart.
 - *Reclaim* is counted for each request that found the serving engine idle: how long after it was sent the guest still
-  began a step without knowing of it, or 0. What is then still computed is one step, which the figure leaves out.
+  planned a step without knowing of it, or 0. What is then still computed is one step, which the figure leaves out.
+- A request that the client itself sent late says nothing of that: its time of sending is no better known than so.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from rose_executor.step_log import Plan, SeenStep
 
 IDLE_S = 0.05
 """For so long nothing may have been on its way for a request to be called a burst's first."""
+CLIENT_LATE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +105,10 @@ def reclaim_excess_ms(phase: Shown) -> list[float]:
     answered = sorted((one for one in phase.records if one.sent_s is not None), key=lambda one: one.sent_s or 0.0)
     plans = _plans(phase)
     planned_at_s = [plan.at_s for plan in plans]
-    busy_until_s, found = 0.0, []
+    busy_until_s, found = -math.inf, list[float]()
     for number, record in enumerate(answered, start=phase.arrivals + 1):
         assert record.sent_s is not None
-        if record.sent_s >= busy_until_s + IDLE_S:
+        if record.sent_s >= busy_until_s + IDLE_S and record.sent_s - record.due_s < CLIENT_LATE_S:
             sent_at_s = phase.began_at_s + record.sent_s
             late_s = 0.0
             for plan in plans[bisect_right(planned_at_s, sent_at_s) :]:

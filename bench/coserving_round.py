@@ -101,7 +101,7 @@ async def shown(rig: Rig, phase: Phase, index: int) -> Shown:
         seconds=until_s - began_at_s,
         guest_tokens=round(counters.between(counters.tokens, began_at_s, until_s)),
         arrivals=arrivals,
-        steps=[step for step in read_steps(rig.step_log)[skipped:] if step.plan is not None],
+        steps=[step for step in read_steps(rig.step_log, skipped) if step.plan is not None],
         more=more,
     )
 
@@ -125,7 +125,7 @@ async def _warm(rig: Rig, skipped: int) -> None:
     """Until the guest has taken some steps: what it begins with is its own business, not the phase's."""
 
     async def until() -> None:
-        while len(read_steps(rig.step_log)) < skipped + _WARM_STEPS:
+        while len(read_steps(rig.step_log, skipped)) < _WARM_STEPS:
             await asyncio.sleep(_POLL_S)
 
     await rig.waits.within(until(), "first steps", "guest", _WARM_S, boundary="engine")

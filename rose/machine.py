@@ -71,13 +71,18 @@ class Machine:
     packages: dict[str, str]
 
 
+def memory_available_bytes(root: Path = Path("/")) -> int:
+    """What control groups leave of the machine's free memory: `Machine.memory_available_bytes` by itself, at once."""
+    return _memory_available_bytes(read_cgroup(root))
+
+
 def look(root: Path = Path("/")) -> Machine:
     """Look at this machine; `root` is where /proc, /sys and /dev are found. Takes up to ten seconds with GPUs."""
     cgroup = read_cgroup(root)
+    left = _memory_available_bytes(cgroup)
     affinity = len(os.sched_getaffinity(0))
     memory = psutil.virtual_memory()
     limit = cgroup.memory_max_bytes
-    left = memory.available if limit is None else min(memory.available, limit - (cgroup.memory_used_bytes or 0))
     model, flags = _cpu(root)
     return Machine(
         system=f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -87,7 +92,7 @@ def look(root: Path = Path("/")) -> Machine:
         cores_usable=float(affinity if cgroup.cores_max is None else min(affinity, cgroup.cores_max)),
         avx512="avx512f" in flags,
         memory_bytes=memory.total if limit is None else min(memory.total, limit),
-        memory_available_bytes=max(0, left),
+        memory_available_bytes=left,
         shm=disk(root / "dev/shm"),
         root_user=os.geteuid() == 0,
         cgroup=cgroup,
@@ -96,6 +101,11 @@ def look(root: Path = Path("/")) -> Machine:
         rdma=rdma_devices(root),
         packages=_packages(),
     )
+
+
+def _memory_available_bytes(cgroup: Cgroup) -> int:
+    available, limit = psutil.virtual_memory().available, cgroup.memory_max_bytes
+    return max(0, available if limit is None else min(available, limit - (cgroup.memory_used_bytes or 0)))
 
 
 def rdma_devices(root: Path = Path("/")) -> tuple[str, ...]:

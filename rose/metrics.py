@@ -154,6 +154,13 @@ class ExecutorMetrics:
         self.kv_frozen = gauge("kv_frozen", "Whether that may not grow because of a cut.")
         self.kv_cuts = counter("kv_cuts", "Times that serving's use cut it.")
         self.kv_turns = counter("kv_turns", "Times that it grew after a cut, or was cut after it had grown.")
+        self.presence = gauge("presence", "1 for what the guest is: active, asleep or gone.", "state")
+        self.presence_bytes = gauge(
+            "presence_bytes", "What the guest holds of the host's memory in a state, as last measured.", "state"
+        )
+        self.presence_seconds = gauge(
+            "presence_seconds", "How long the guest last took to come up from a state.", "state"
+        )
         self.starvations = counter("starvations", "Times that requests began to starve although the gate was open.")
         self.fetched_bytes = counter("fetched_bytes", "Payload that came for new weight versions.")
         self.pause_seconds = Histogram(

@@ -2,6 +2,7 @@
 
     watch ── looks every 5 to 20 ms, writes the quota ──▶ board ◀── serving engine, guest
     guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
+    sleeper  looks twice a second ── asleep, awake ──▶ the quota; gone, started ──▶ supervisor
     show ─── metrics and status; a guest that was frozen is ended
 
 Invariants
@@ -18,21 +19,24 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from pathlib import Path
 
 import aiohttp
 import psutil
 
 from rose.errors import ClusterError, DeadlineExceeded
 from rose.logs import logger
+from rose.machine import memory_available_bytes
 from rose.waits import WaitBoard
 from rose_executor.agent_figures import AgentFigures
+from rose_executor.base_model import BaseModel
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import GuestLife, Receiving
 from rose_executor.guest_proof import GuestProof
+from rose_executor.guest_sleeper import GuestSleeper
 from rose_executor.guest_watch import GuestWatch
+from rose_executor.kept_guest import KeptGuest
 from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent, lent
@@ -64,22 +68,11 @@ class Joined:
     counts_address: str
 
 
-@dataclass(frozen=True, slots=True)
-class BaseModel:
-    """What each guest starts from: a model folder, under a number that nobody is told."""
-
-    path: Path
-    version: int = 0
-
-    async def starting(self, engine_id: str, lost_incarnation: str | None) -> BaseModel:
-        return self
-
-    async def joined(self, engine_id: str, incarnation: str, version: int) -> None:
-        pass
-
-
 class Agent:
-    """`run` it. Everything that it is made of is its owner's to close, when `run` has returned."""
+    """`run` it. Everything that it is made of is its owner's to close, when `run` has returned.
+
+    `keep_free_bytes` of the host's memory shall stay free, whatever becomes of the guest; 0: any.
+    """
 
     def __init__(
         self,
@@ -91,6 +84,7 @@ class Agent:
         figures: AgentFigures,
         waits: WaitBoard,
         open_launcher: OpenPlaced,
+        keep_free_bytes: int = 0,
     ) -> None:
         self._settings = settings
         self._health = health
@@ -100,6 +94,7 @@ class Agent:
         self._figures = figures
         self._waits = waits
         self._open_launcher = open_launcher
+        self._keep_free_bytes = keep_free_bytes
         self._gate = OpenSeconds()
         self._proof = GuestProof(
             settings.dtype,
@@ -112,6 +107,7 @@ class Agent:
         self._process: EngineProcess | None = None
         self._supervisor: EngineSupervisor | None = None
         self._life: GuestLife | None = None
+        self._sleeper: GuestSleeper | None = None
 
     def alive(self, incarnation: str) -> bool:
         """Whether an incarnation may still generate."""
@@ -180,9 +176,12 @@ class Agent:
             supervisor = self._supervisor = self._supervised(self._process, http)
             stack.push_async_callback(supervisor.stop)
             stack.callback(self._thaw)
+            sleeper = self._sleeper = self._sleeps(self._process, supervisor)
+            self._figures.presence = sleeper.presence
             tasks = [
                 asyncio.create_task(supervisor.run(BaseModel(self._settings.model_dir)), name="supervisor"),
                 asyncio.create_task(self._live(supervisor, joined), name="lives"),
+                asyncio.create_task(sleeper.run(), name="sleeper"),
             ]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -193,6 +192,21 @@ class Agent:
                 for task in reversed(tasks):
                     await _ended(task)
 
+    def _sleeps(self, process: EngineProcess, supervisor: EngineSupervisor) -> GuestSleeper:
+        settings = self._settings
+        return GuestSleeper(
+            self._watch.rules.kv,
+            KeptGuest(process, supervisor, self._shelf, lambda: self._life),
+            -(-settings.max_model_len // settings.block_size),
+            self._keep_free_bytes,
+            memory_available_bytes,
+        )
+
+    def _told(self, state: str, detail: str) -> None:
+        self._figures.engine(state, detail)
+        if self._sleeper is not None:
+            self._sleeper.process(state)
+
     def _supervised(self, process: EngineProcess, http: aiohttp.ClientSession) -> EngineSupervisor:
         return EngineSupervisor(
             process,
@@ -201,7 +215,7 @@ class Agent:
             self._waits,
             turn_timeout_s=_READY_S,
             ready_timeout_s=_READY_S,
-            told=self._figures.engine,
+            told=self._told,
             restarts=self._restarted,
             joins=lambda live: None,
         )

@@ -13,6 +13,7 @@ from rose.status import StatusBoard
 from rose.waits import WaitBoard
 from rose_executor.board_states import GuestState, ServingState
 from rose_executor.guest_life import GuestLife
+from rose_executor.guest_presence import GuestPresence, Presence
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.kv_budget import MemoryFigures
@@ -27,7 +28,10 @@ _MS = 1000
 
 
 class AgentFigures:
-    """Shows what `show` is given. `slo` is the serving engine's, `tier_of` says which tier a state of it comes to."""
+    """Shows what `show` is given. `slo` is the serving engine's, `tier_of` says which tier a state of it comes to.
+
+    `presence` is the guest's, None before it has any.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class AgentFigures:
         self._cuts, self._turns = Growth(), Growth()
         self._reborn = False
         self._engine = ("starting", "")
+        self.presence: GuestPresence | None = None
         metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
         metrics.slo_seconds.labels(what="tpot").set(slo.tpot_s)
 
@@ -91,6 +96,7 @@ class AgentFigures:
         self._metrics.step_margin.set(watch.profile.margin)
         self._status.part("step profile", *_profile_words(watch.profile, now_s))
         self._show_memory(watch.rules.kv.figures(now_s))
+        self._show_presence()
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
         self._metrics.slots_open.set(0 if life is None or life.followed is None else lent.slots)
         self._metrics.guest_tokens.set(tokens)
@@ -139,6 +145,18 @@ class AgentFigures:
         held_mib = memory.held_bytes // 2**20
         self._status.part("memory", state, f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far")
 
+    def _show_presence(self) -> None:
+        presence, metrics = self.presence, self._metrics
+        if presence is None:
+            return
+        for state in Presence:
+            metrics.presence.labels(state=state).set(state is presence.state)
+        if presence.residue_bytes is not None:
+            metrics.presence_bytes.labels(state=Presence.ASLEEP).set(presence.residue_bytes)
+        for state, seconds in ((Presence.ASLEEP, presence.wake_s), (Presence.GONE, presence.start_s)):
+            if seconds is not None:
+                metrics.presence_seconds.labels(state=state).set(seconds)
+
     def _show_idle(self, who: str) -> None:
         self._computed[who] = Share()
         for gauge in self._of_engines():
@@ -148,6 +166,8 @@ class AgentFigures:
         return self._metrics.compute_ratio, self._metrics.kv_used_ratio, self._metrics.requests
 
     def _guest_words(self, life: GuestLife | None, guest: GuestState | None, lent: Lent) -> tuple[str, str]:
+        if self.presence is not None and self.presence.state is not Presence.ACTIVE:
+            return presence_words(self.presence)
         if life is None:
             return self._engine
         if life.followed is None:
@@ -162,6 +182,19 @@ class AgentFigures:
             )
         load = "idle" if guest is None else f"{guest.running} running, {guest.waiting} waiting"
         return "lent", f"{lent.slots} requests may be on it; {load}"
+
+
+def presence_words(presence: GuestPresence) -> tuple[str, str]:
+    """What a guest is that is asleep or gone, and what is known of what that costs."""
+    words = [presence.why]
+    if presence.state is Presence.ASLEEP:
+        if presence.residue_bytes is not None:
+            words.append(f"holds {presence.residue_bytes // 2**20} MiB")
+        if presence.wake_s is not None:
+            words.append(f"woke in {presence.wake_s:.1f} s last time")
+    elif presence.start_s is not None:
+        words.append(f"started in {presence.start_s:.1f} s last time")
+    return presence.state, ", ".join(words)
 
 
 def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str, str]:

@@ -120,6 +120,12 @@ class MemoryConfig(Section):
         default=0.5, gt=0, lt=1, description="Share of the headroom that serving takes before the guest is cut."
     )
     freeze_s: Seconds = Field(default=30.0, description="How long a cut guest does not grow, in seconds.")
+    keep_free_gib: float = Field(
+        default=0.0,
+        ge=0,
+        le=4096,
+        description="Memory of the host, in GiB, that a guest may not take, be it asleep: it is ended; 0: none.",
+    )
 
 
 class ExecutorConfig(Section):
@@ -142,6 +148,8 @@ class ExecutorConfig(Section):
         lines = keys.ports_taken_twice(ports)
         if self.memory.pool_gib and not self.memory.serving_gib:
             lines.append("memory.serving_gib = 0: beside memory.pool_gib it must be the serving engine's cache")
+        if self.memory.keep_free_gib and not self.memory.pool_gib:
+            lines.append("memory.pool_gib = 0: beside memory.keep_free_gib it must be what both engines share")
         if lines:
             raise PydanticCustomError(keys.DISAGREE, "keys disagree", {"lines": lines})
         return self

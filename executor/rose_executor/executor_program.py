@@ -118,6 +118,7 @@ class _Program:
             AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier),
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
+            round(config.memory.keep_free_gib * 2**30),
         )
 
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:

@@ -82,7 +82,25 @@ class GuestLife:
         self._arrived = asyncio.Event()
         self._proven = asyncio.Event()
         self._fetched_bytes = 0
+        self._leaving = asyncio.Event()
+        self._left = asyncio.Event()
         self._end = "the executor ends"
+
+    @property
+    def proven(self) -> bool:
+        """Whether it may be offered."""
+        return self._proven.is_set()
+
+    async def leave(self, why: str) -> None:
+        """Return once it is offered to nobody, as far as the scheduler can be reached: then it may be ended.
+
+        Raises DeadlineExceeded if that takes too long.
+        """
+        self._end = why
+        self._leaving.set()
+        await self._waits.within(
+            self._left.wait(), "withdrawal of the guest", self.live.engine_id, _END_S, boundary="scheduler"
+        )
 
     async def run(self) -> None:
         """Until the incarnation is dead.
@@ -95,6 +113,9 @@ class GuestLife:
             if not self.live.dead.is_set():
                 log.error("the guest is replaced", incarnation=self.live.incarnation, why=str(error))
                 self.live.kill(error.what)
+        finally:
+            self._left.set()
+        if not self.live.dead.is_set():
             await self._waits.within(
                 self.live.dead.wait(), "end of a guest", self.live.engine_id, _END_S, boundary="engine"
             )
@@ -120,11 +141,13 @@ class GuestLife:
                 asyncio.create_task(follower.run(), name="version follower"),
                 asyncio.create_task(self._offer(), name="offer"),
                 asyncio.create_task(self.live.dead.wait(), name="death of the guest"),
+                asyncio.create_task(self._leaving.wait(), name="leave of the guest"),
             ]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 if self.live.dead.is_set():
                     self._end = "the guest is dead"
+                if self.live.dead.is_set() or self._leaving.is_set():
                     return
                 for task in done:
                     task.result()

@@ -6,11 +6,10 @@
 
     state    event                                                           action
     active   the budget is less than one request needs, for `doze_s`         Sleep
-    active   told to sleep                                                   Sleep
     any      its residue is more than it may hold in all, for `doze_s`       End
-    asleep   not told to sleep, and a request fits, all the while it takes   Wake
-             to wake and `settle_s` besides
-    gone     not told to sleep, its residue and a request fit, likewise      Start
+    asleep   a request fits, all the while it takes to wake and `settle_s`   Wake
+             besides
+    gone     its residue and a request fit, likewise                         Start
 
 Invariants
 - Nothing here knows what a state costs. The residue and the times of waking and starting are *measured*: what was never
@@ -46,27 +45,26 @@ class Move(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PresenceRules:
-    """How long a cause must last, and `need_bytes`: what one request's keys and values need."""
+    """How long a cause must last before the guest goes down, and a calm before it comes up."""
 
-    need_bytes: int
     doze_s: float = 5.0
     settle_s: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.need_bytes <= 0 or min(self.doze_s, self.settle_s) < 0:
-            raise ConfigError(f"no presence by {self}", expected="a request that needs something, times from 0")
+        if min(self.doze_s, self.settle_s) < 0:
+            raise ConfigError(f"no presence by {self}", expected="times from 0")
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """A look. `budget_bytes` is for keys and values; `may_hold_bytes` for all that the guest holds, None for no limit.
+    """A look. `budget_bytes` is for keys and values, of which one request needs `need_bytes`.
 
-    `told_to_sleep` is what the lending side wants.
+    `may_hold_bytes` is for all that the guest holds, None for no limit.
     """
 
     budget_bytes: int
+    need_bytes: int
     may_hold_bytes: int | None = None
-    told_to_sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class GuestPresence:
             self.wake_s = now - since_s
 
     def _look(self, room: Room, now: float) -> Sequence[Move]:
-        too_small = room.told_to_sleep or room.budget_bytes < self._rules.need_bytes
+        too_small = room.budget_bytes < room.need_bytes
         too_large = self._too_large(room)
         self._small_since_s = _since(self._small_since_s, too_small, now)
         self._large_since_s = _since(self._large_since_s, too_large, now)
@@ -137,8 +135,6 @@ class GuestPresence:
         if self.state is not Presence.GONE and _lasts(self._large_since_s, self._rules.doze_s, now):
             return self._goes(Presence.GONE, Move.END, "what it holds even asleep is more than there is room for")
         if self.state is Presence.ACTIVE:
-            if room.told_to_sleep:
-                return self._goes(Presence.ASLEEP, Move.SLEEP, "it was told to sleep")
             if _lasts(self._small_since_s, self._rules.doze_s, now):
                 return self._goes(Presence.ASLEEP, Move.SLEEP, "its budget is less than one request needs")
             return ()
@@ -156,7 +152,7 @@ class GuestPresence:
         """Asleep it must hold its residue; to come up from nothing it needs a request's keys and values besides."""
         if room.may_hold_bytes is None or self.residue_bytes is None:
             return False
-        besides = self._rules.need_bytes if self.state is Presence.GONE else 0
+        besides = room.need_bytes if self.state is Presence.GONE else 0
         return self.residue_bytes + besides > room.may_hold_bytes
 
     def _goes(self, state: Presence, move: Move, why: str) -> Sequence[Move]:

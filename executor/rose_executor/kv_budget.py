@@ -59,6 +59,10 @@ class KvShare(Protocol):
         """None where there is no budget that could change."""
         ...
 
+    def need_bytes(self, blocks: int) -> int | None:
+        """What so many blocks take, the whole cache at most; None where nobody knows, or no budget could change."""
+        ...
+
 
 class FixedBlocks:
     """A fixed split: the guest has so many blocks whatever serving does, its whole cache as a rule."""
@@ -76,6 +80,9 @@ class FixedBlocks:
         """Nothing is planned anew."""
 
     def figures(self, now: float) -> MemoryFigures | None:
+        return None
+
+    def need_bytes(self, blocks: int) -> int | None:
         return None
 
 
@@ -106,6 +113,11 @@ class KvBudget:
         return MemoryFigures(
             policy.budget_bytes, held_bytes, policy.frozen(now), policy.cuts, policy.grows, policy.freezes, policy.turns
         )
+
+    def need_bytes(self, blocks: int) -> int | None:
+        if not self._guest_blocks:
+            return None
+        return in_bytes(min(blocks, self._guest_blocks), self._guest_blocks, self._policy.pool.guest_bytes)
 
     def _held(self, serving: ServingState | None, serving_kv: ServingKv | None) -> int | None:
         """The memory that serving holds, or is about to: its use is told sooner than the pages behind it."""

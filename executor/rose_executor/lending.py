@@ -3,6 +3,7 @@
 board, serving, guest                             slots
 the board cannot be read or written               none
 serving unknown                                   none
+the guest is asleep or gone                       none: it computes nothing
 the guest is frozen                               none
 no look has found slack for more than SHUT_S      none: what it was given would stand still
 otherwise                                         as many as its admission lets run at once, `slots_max` at most
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rose_executor.guest_presence import Presence
 from rose_executor.guest_rules import GuestRules, Looked
 
 SHUT_S = 0.5
@@ -33,6 +35,8 @@ def lent(seen: Looked | None, trouble: str, rules: GuestRules, slots_max: int, n
         return Lent(0, "nobody has looked at the board yet")
     if seen.serving.state is None:
         return Lent(0, f"the serving engine cannot be seen: {seen.serving.why}")
+    if rules.kv.presence is not Presence.ACTIVE:
+        return Lent(0, f"the guest is {rules.kv.presence}: there is no memory for it")
     if rules.frozen:
         return Lent(0, f"the guest is frozen: {rules.frozen}")
     if rules.tight_since_s is not None and now_s - rules.tight_since_s > SHUT_S:

@@ -61,18 +61,27 @@ class PageShelf:
 
         Raises EngineError if that cannot be kept for the next owner of the folder, or there is no page.
         """
-        page = self.page(incarnation)
-        if page is None:
-            raise EngineError(f"incarnation {incarnation} has no token page in {self.folder}")
-        path = _apart_path(page.path)
+        self._keep_apart(incarnation, self._page(incarnation).total())
+
+    def set_more_apart(self, incarnation: str, tokens: int) -> None:
+        """So many more of its tokens were generated for nobody but its owner. Raises EngineError as `set_apart`."""
+        self._keep_apart(incarnation, self._apart.get(incarnation, 0) + tokens)
+
+    def _keep_apart(self, incarnation: str, tokens: int) -> None:
+        path = _apart_path(self._page(incarnation).path)
         draft = path.with_name(f".{path.name}")
-        tokens = page.total()
         try:
             draft.write_text(f"{tokens}\n", encoding="ascii")
             draft.replace(path)
         except OSError as error:
             raise EngineError(f"{path} cannot be written: {error.strerror}", to_do="make room there") from error
         self._apart[incarnation] = tokens
+
+    def _page(self, incarnation: str) -> PageReader:
+        page = self.page(incarnation)
+        if page is None:
+            raise EngineError(f"incarnation {incarnation} has no token page in {self.folder}")
+        return page
 
     def tokens(self, incarnation: str) -> int:
         """Tokens of an incarnation that has a page, without what was set apart."""

@@ -55,13 +55,13 @@ class StepLogWriter:
         os.write(self._descriptor, f"{line}\n".encode())
 
 
-def read_steps(path: Path) -> list[SeenStep]:
-    """All that was written so far. Raises EngineError if the file is missing or damaged."""
+def read_steps(path: Path, after: int = 0) -> list[SeenStep]:
+    """All that was written so far, but for the first `after`. Raises EngineError if the file is missing or damaged."""
     try:
         *lines, _ = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise _damaged(path, str(error)) from error
-    return [_step(path, number, line) for number, line in enumerate(lines, start=1)]
+    return [_step(path, number, line) for number, line in enumerate(lines[after:], start=after + 1)]
 
 
 def _step(path: Path, number: int, line: str) -> SeenStep:

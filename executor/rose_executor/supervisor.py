@@ -6,7 +6,7 @@ Invariants
 - The source of weights learns of every death before the next start, and of every incarnation before it is handed out.
 - A request's final count is read only when its incarnation has finished it or is dead; one that does neither in time
   (a hung engine) is ended by force.
-- What is reported as a restart is one: a death that no new process follows is not.
+- What is reported as a restart is one: a death that no new process follows is not, nor is an end on purpose.
 """
 
 from __future__ import annotations
@@ -26,7 +26,19 @@ from rose.errors import DeadlineExceeded, EngineError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
-from rose_executor.engine_health import Died, EngineHealth, GiveUp, HealthEvent, Ready, Start, Wanted, Watch
+from rose_executor.engine_health import (
+    Died,
+    End,
+    EngineHealth,
+    GiveUp,
+    HealthEvent,
+    HeldDown,
+    LetUp,
+    Ready,
+    Start,
+    Wanted,
+    Watch,
+)
 from rose_executor.engine_process import EngineProcess
 from rose_executor.launcher import LauncherDied
 from rose_executor.token_page import PageReader, RequestCount
@@ -39,6 +51,7 @@ COUNT_TIMEOUT_S = 10.0
 """An engine drops a request whose stream was closed within one step; one that has not by then hangs."""
 NEWS_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 15.0
+HELD_DOWN = "it was ended on purpose"
 
 
 class Weights(Protocol):
@@ -161,7 +174,7 @@ class EngineSupervisor:
         self._lost: str | None = None
         self._killed_because = ""
         self._death = ""
-        self._driver: RealDriver[HealthEvent, Start | Watch | GiveUp] = RealDriver(
+        self._driver: RealDriver[HealthEvent, Start | Watch | End | GiveUp] = RealDriver(
             health, self._perform, name="supervisor", waits=waits
         )
 
@@ -192,6 +205,17 @@ class EngineSupervisor:
         """End an incarnation by force if it is still the live one; the next starts from its source's weights."""
         self._kill(incarnation, why)
 
+    async def hold_down(self) -> None:
+        """Order that the engine ends, and that none is started until `let_up`; `ready` waits meanwhile.
+
+        That is no death: neither restarts nor their delays know of it. Who has requests on it takes them away first.
+        """
+        await self._driver.send(HeldDown())
+
+    async def let_up(self) -> None:
+        """Order that it is started again."""
+        await self._driver.send(LetUp())
+
     async def stop(self) -> None:
         """End the engine and stop watching it."""
         self._driver.stop()
@@ -214,12 +238,16 @@ class EngineSupervisor:
         assert self._live is not None
         return self._live
 
-    async def _perform(self, action: Start | Watch | GiveUp) -> Sequence[HealthEvent]:
+    async def _perform(self, action: Start | Watch | End | GiveUp) -> Sequence[HealthEvent]:
         match action:
             case Start():
                 return [await self._start()]
             case Watch():
                 return [await self._watch()]
+            case End():
+                self._killed_because = self._killed_because or HELD_DOWN
+                self._process.kill()
+                return []
             case GiveUp(why):
                 raise EngineError(
                     f"{self.engine_id} is given up after {self._health.restarts} restarts: {why}",
@@ -236,7 +264,8 @@ class EngineSupervisor:
         except LauncherDied:
             raise
         except (EngineError, DeadlineExceeded) as error:
-            return self._died(error.what)
+            why, self._killed_because = self._killed_because or error.what, ""
+            return self._died(why)
         live = self._new_live()
         self._joins(live)
         await self._source.joined(self.engine_id, live.incarnation, weights.version)
@@ -282,6 +311,6 @@ class EngineSupervisor:
         return self._died(why)
 
     def _died(self, why: str) -> Died:
-        self._death = why
+        self._death = "" if why == HELD_DOWN else why
         self._told("dead", why)
         return Died(why)

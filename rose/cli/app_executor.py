@@ -79,6 +79,7 @@ def executor(
       headroom = 0.2
       watermark = 0.5
       freeze_s = 30.0
+      keep_free_gib = 0.0     # of the host: for less a guest is put to sleep, and ended
 
     \b
     Examples:

@@ -29,6 +29,7 @@ from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
+from rose_executor.guest_presence import GuestPresence, PresenceRules, Residue, Room, Up
 from rose_executor.guest_rules import LOOK_S, GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.kv_budget import FixedBlocks
@@ -271,5 +272,40 @@ def test_what_a_dead_guest_left_on_the_board_is_not_counted_again(folder: Path, 
     assert show(1, 0) == (6, 2)
     assert show(None) == (6, 2)
     assert show(4, 1) == (10, 3)
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_what_a_guest_costs_that_is_asleep_or_gone_is_shown(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    figures, presence = scene.agent._figures, GuestPresence(PresenceRules(doze_s=0.0, settle_s=0.0), 10.0)
+    figures.presence = presence
+
+    def shown() -> tuple[str, str]:
+        figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        (found,) = ((part.state, part.detail) for part in scene.status.page().parts if part.name == "guest")
+        return found
+
+    def value(name: str, state: str) -> float | None:
+        return scene.metrics.registry.get_sample_value(f"rose_executor_{name}", {"state": state})
+
+    assert shown() == ("starting", "")
+    assert [value("presence", state) for state in ("active", "asleep", "gone")] == [1, 0, 0]
+    assert value("presence_bytes", "asleep") is None
+    presence.step(Up(), 14.0)
+    presence.step(Room(0, 100), 20.0)
+    assert shown() == ("asleep", "its budget is less than one request needs")
+    presence.step(Residue(312 * 2**20), 21.0)
+    presence.step(Room(100, 100), 22.0)
+    presence.step(Up(), 22.8)
+    presence.step(Room(0, 100), 30.0)
+    words = "its budget is less than one request needs, holds 312 MiB, woke in 0.8 s last time"
+    assert shown() == ("asleep", words)
+    presence.step(Room(0, 100, 0), 31.0)
+    words = "what it holds even asleep is more than there is room for, started in 4.0 s last time"
+    assert shown() == ("gone", words)
+    assert [value("presence", state) for state in ("active", "asleep", "gone")] == [0, 0, 1]
+    assert value("presence_bytes", "asleep") == 312 * 2**20
+    assert value("presence_seconds", "gone") == 4.0
     scene.watch.close()
     scene.shelf.close()

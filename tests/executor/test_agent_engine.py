@@ -41,7 +41,7 @@ from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import receiving
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
-from rose_executor.kv_budget import FixedBlocks
+from rose_executor.kv_budget import FixedBlocks, KvShare
 from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Role
@@ -54,6 +54,7 @@ from rose_transfer.transport.tcp import TcpClient
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.06)
+KV_BYTES = 32 * 2**20
 PROMPT = [5, 6, 7, 8, 9, 10, 11, 12]
 
 
@@ -104,9 +105,19 @@ class Spoiling:
 
 @asynccontextmanager
 async def executor(
-    rig: Any, run: LendingRun, folder: Path, *, spoilt: Sequence[str] = (), silent: bool = False
+    rig: Any,
+    run: LendingRun,
+    folder: Path,
+    *,
+    spoilt: Sequence[str] = (),
+    silent: bool = False,
+    kv: KvShare | None = None,
+    keep_free_bytes: int = 0,
 ) -> AsyncIterator[Executor]:
-    """`rig` lends its warm process, so that nobody waits for another. Guests are `spoilt` one after the other."""
+    """`rig` lends its warm process, so that nobody waits for another. Guests are `spoilt` one after the other.
+
+    `kv` is the guest's share of the memory, of which it has `KV_BYTES` at most; None is a fixed split.
+    """
     waits, metrics, board = WaitBoard(), ExecutorMetrics(), folder / "board"
     pids: list[int] = []
 
@@ -123,12 +134,13 @@ async def executor(
         partitioner.freeze()
 
     host, port = run.weights.split(":")
+    share = FixedBlocks(2**31) if kv is None else kv
     with (
         open_service("executor", folder / "runs", waits, {}) as service,
         StatusBoard(service, waits) as status,
         closing(PageShelf(folder / "state", waits)) as shelf,
         closing(Even()) as partitioner,
-        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31)), partitioner)) as watch,
+        closing(GuestWatch(board, GuestRules(SlackPolicy(SLO, 256, 16), share), partitioner)) as watch,
     ):
         settings = EngineSettings(
             "lent",
@@ -137,13 +149,13 @@ async def executor(
             folder / "guest.log",
             max_model_len=256,
             max_num_seqs=16,
-            kv_cache_bytes=16 * 2**20,
+            kv_cache_bytes=KV_BYTES,
             board=board,
             page_dir=shelf.folder,
         )
         tier_of = partial(tier_now, partition=partitioner.describe(), memory=FIXED_SPLIT)
         figures = AgentFigures(metrics, status, waits, SLO, tier_of)
-        agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked)
+        agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked, keep_free_bytes)
         server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)
         counts = CountsClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S)

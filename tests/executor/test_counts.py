@@ -184,6 +184,9 @@ async def test_what_was_set_apart_counts_for_nobody_also_under_the_next_owner(
         page.add("a", 3)
         assert (await client.counts(OTHER)).total_tokens == 3
         assert shelf.total([LIFE, OTHER]) == 3
+        page.add("woken", 1)
+        shelf.set_more_apart(OTHER, 1)
+        assert (await client.counts(OTHER)).total_tokens == 3
         with pytest.raises(EngineError, match="has no token page"):
             shelf.set_apart("c3" * 8)
     kill(process)

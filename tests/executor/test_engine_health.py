@@ -11,11 +11,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from rose.driver.core import After
 from rose_executor.engine_health import (
     Died,
+    End,
     EngineHealth,
     EngineState,
     GiveUp,
     HealthAction,
     HealthEvent,
+    HeldDown,
+    LetUp,
     Ready,
     Start,
     Wanted,
@@ -43,6 +46,7 @@ TO: dict[EngineState, tuple[HealthEvent, ...]] = {
     EngineState.STARTING: (Wanted(),),
     EngineState.READY: (Wanted(), Ready()),
     EngineState.WAITING: (Wanted(), Ready(), Died("x")),
+    EngineState.HELD: (Wanted(), HeldDown(), Died("x")),
     EngineState.GAVE_UP: (Wanted(), Died("x"), Wanted(), Died("x")),
 }
 MOVES = {
@@ -51,10 +55,14 @@ MOVES = {
     (EngineState.STARTING, Ready()): (EngineState.READY, Watch),
     (EngineState.STARTING, Died("x")): (EngineState.WAITING, After),
     (EngineState.READY, Died("x")): (EngineState.WAITING, After),
+    (EngineState.STARTING, HeldDown()): (EngineState.STARTING, End),
+    (EngineState.READY, HeldDown()): (EngineState.READY, End),
+    (EngineState.HELD, LetUp()): (EngineState.STARTING, Start),
 }
+EVENTS = (Wanted(), Ready(), Died("x"), HeldDown(), LetUp())
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(EngineState, (Wanted(), Ready(), Died("x")))))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(EngineState, EVENTS)))
 def test_the_state_table(state: EngineState, event: HealthEvent) -> None:
     health = EngineHealth(restarts_max=1)
     fed(health, *TO[state])
@@ -106,6 +114,40 @@ def test_it_says_when_the_next_restart_is_due() -> None:
     assert health.words(13.0) == ""
 
 
+def test_one_that_is_held_down_ends_and_is_started_again_at_once_and_neither_counts() -> None:
+    health = EngineHealth(restarts_max=0)
+    for _ in range(5):
+        fed(health, Wanted(), Ready())
+        assert fed(health, HeldDown(), Died("killed"), Wanted()) == ()
+        assert fed(health, LetUp()) == (Start(),)
+    assert health.restarts == 0
+    assert fed(health, Ready(), Died("by itself")) == (GiveUp("by itself"),)
+
+
+def test_one_that_comes_up_although_it_was_held_down_is_ended_then() -> None:
+    health = EngineHealth(restarts_max=0)
+    fed(health, Wanted(), HeldDown())
+    assert fed(health, Ready()) == (Watch(), End())
+    assert fed(health, Died("killed")) == ()
+    assert health.state is EngineState.HELD
+
+
+def test_one_that_is_let_up_while_it_ends_is_started_as_soon_as_it_has() -> None:
+    health = EngineHealth(restarts_max=0)
+    assert fed(health, Wanted(), Ready(), HeldDown(), LetUp()) == ()
+    assert fed(health, Died("killed")) == (Start(),)
+
+
+def test_one_that_is_held_down_after_its_death_stays_dead_until_it_is_let_up() -> None:
+    health = EngineHealth(restarts_max=3)
+    fed(health, Wanted(), Ready(), Died("x"), HeldDown())
+    assert fed(health, Wanted()) == ()
+    assert health.state is EngineState.HELD
+    fed(health, LetUp(), Ready(), Died("x"), HeldDown(), LetUp())
+    assert fed(health, Wanted()) == (Start(),)
+    assert health.restarts == 2
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Events in any order and number, sensible or not."""
 
@@ -114,11 +156,14 @@ class AnyOrder(RuleBasedStateMachine):
         self.restarts_max = 3
         self.health = EngineHealth(self.restarts_max)
         self.starts = self.ends = self.given_up = 0
-        self.timers = 0
+        self.on_purpose = 0
 
-    @rule(event=st.sampled_from([Wanted(), Ready(), Died("x")]))
+    @rule(event=st.sampled_from(EVENTS))
     def step(self, event: HealthEvent) -> None:
         before = self.health.state
+        ends_on_purpose = isinstance(event, Died) and self.health._ending
+        self.ends += ends_on_purpose
+        self.on_purpose += ends_on_purpose
         for action in self.health.step(event, 0.0):
             assert before is not EngineState.GAVE_UP
             match action:
@@ -133,7 +178,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert self.starts <= self.restarts_max + 1
+        assert self.starts <= self.restarts_max + 1 + self.on_purpose
+        assert self.health.restarts <= self.restarts_max
         assert self.given_up <= 1
         assert (self.health.state is EngineState.GAVE_UP) == (self.given_up == 1)
 

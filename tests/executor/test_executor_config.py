@@ -160,3 +160,11 @@ def test_a_page_that_cannot_be_scraped_is_refused(tmp_path: Path, page: str) -> 
 def test_the_page_of_a_stock_serving_engine_may_be_named(tmp_path: Path, page: str) -> None:
     file, join = files(tmp_path, FILE.replace("ttft_ms = 500", f'ttft_ms = 500\nmetrics = "{page}"'))
     assert load_executor_config(file, join, {}).serving.metrics == page
+
+
+def test_memory_that_stays_free_is_looked_after_in_a_pool_alone(tmp_path: Path) -> None:
+    file, join = files(tmp_path, FILE + "[memory]\nkeep_free_gib = 2\n")
+    with pytest.raises(ConfigError, match=r"memory.pool_gib = 0: beside memory.keep_free_gib it must"):
+        load_executor_config(file, join, {})
+    file.write_text(FILE + "[memory]\npool_gib = 2\nserving_gib = 1.5\nkeep_free_gib = 2\n")
+    assert load_executor_config(file, join, {}).memory.keep_free_gib == 2

@@ -314,3 +314,27 @@ async def test_a_publisher_that_refuses_is_raised() -> None:
     with pytest.raises(Refused):
         await world.running
     assert world.scheduler.told == []
+
+
+@in_loop
+async def test_one_that_leaves_is_withdrawn_before_it_is_ended_and_its_life_lasts_until_it_has() -> None:
+    world = World()
+    await world.offered(5)
+    await world.life.leave("there is no room for it")
+    assert world.scheduler.told == [("a1", 5), ("a1", "there is no room for it")]
+    assert world.killed == []
+    await world.settled()
+    assert not world.running.done()
+    world.dead.set()
+    await world.running
+    assert world.upstream.open == 0
+
+
+@in_loop
+async def test_one_that_was_never_offered_leaves_as_well() -> None:
+    world = World()
+    await world.settled()
+    await world.life.leave("there is no room for it")
+    world.dead.set()
+    await world.running
+    assert world.scheduler.told == []

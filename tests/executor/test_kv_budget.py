@@ -87,3 +87,13 @@ def test_a_fixed_split_never_moves_but_for_a_guest_asleep() -> None:
     assert (fixed.blocks(None, None, None, 3.0), fixed.figures(3.0)) == (25, None)
     fixed.presence = Presence.GONE
     assert fixed.blocks(serving(0), KV, GUEST, 4.0) == 0
+
+
+def test_what_blocks_take_is_known_once_the_guest_has_said_how_many_it_has() -> None:
+    budget = KvBudget(KvPolicy(POOL))
+    assert budget.need_bytes(5) is None
+    budget.blocks(serving(30), KV, GUEST, 1.0)
+    assert budget.need_bytes(5) == 100
+    whole = POOL.guest_bytes
+    assert budget.need_bytes(10**6) == whole  # no request takes more than there is
+    assert FixedBlocks(25).need_bytes(5) is None

@@ -17,6 +17,7 @@ from service_tools import SchedulerProcess
 
 from rose.certificates import read_certificates
 from rose.cli.executor import open_lender
+from rose.demo.serving_model import warm_start
 from rose.errors import ClusterError, ConfigError, EngineError, SchedulerError
 from rose.metrics import SchedulerMetrics
 from rose.waits import WaitBoard
@@ -150,8 +151,8 @@ class Setting:
     def write(self, weights: str = "127.0.0.1:9", cores: str = "[]") -> None:
         self.file.write_text(
             f'[executor]\nstate = "state"\nout = "runs"\ncores = {cores}\n[serving]\nboard = "board"\nttft_ms = 1\n'
-            f'tpot_ms = 1\n[guest]\nmodel = "model"\n[join]\nscheduler = "127.0.0.1:9"\nweights = "{weights}"\n'
-            'token_file = "token"\n'
+            f'tpot_ms = 1\n[guest]\nmodel = "{warm_start()}"\n[join]\nscheduler = "127.0.0.1:9"\n'
+            f'weights = "{weights}"\ntoken_file = "token"\n'
         )
 
     def run(self) -> bool:
@@ -202,6 +203,13 @@ def test_an_address_that_is_none_is_refused(setting: Setting) -> None:
     with pytest.raises(ConfigError, match="is no address"):
         setting.run()
     assert not (setting.folder / "runs").exists()
+
+
+def test_a_model_that_is_none_is_refused_before_anything_starts(setting: Setting) -> None:
+    setting.file.write_text(setting.file.read_text().replace(str(warm_start()), str(setting.folder / "none")))
+    with pytest.raises(ConfigError, match="is not a model folder"):
+        setting.run()
+    assert not (setting.folder / "board").exists()
 
 
 def test_cores_that_are_not_there_are_refused(setting: Setting) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rose.slo import Slo
 from rose_executor.board_states import GuestState, Reading, ServingState
+from rose_executor.guest_presence import Presence
 from rose_executor.guest_rules import OBEY_S, Freeze, GuestRules, Looked
 from rose_executor.kv_budget import FixedBlocks
 from rose_executor.lending import SHUT_S, Lent, lent
@@ -88,6 +89,16 @@ def test_a_frozen_guest_gets_nothing_until_it_is_replaced() -> None:
         world.look("idle", 0.1).why == f"the guest is frozen: it went on computing {OBEY_S:g} s after its gate was shut"
     )
     world.rules.replaced()
+    assert world.lent().slots > 0
+
+
+def test_a_guest_asleep_or_gone_gets_nothing() -> None:
+    world = World()
+    world.look("idle", 1.0)
+    for presence in (Presence.ASLEEP, Presence.GONE):
+        world.rules.kv.presence = presence
+        assert world.lent() == Lent(0, f"the guest is {presence.value}: there is no memory for it")
+    world.rules.kv.presence = Presence.ACTIVE
     assert world.lent().slots > 0
 
 

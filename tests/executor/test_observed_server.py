@@ -18,6 +18,7 @@ from rose.waits import WaitBoard
 from rose_executor.board import GUEST, QUOTA, SERVING, BoardReader, claim_quota
 from rose_executor.board_states import Quota
 from rose_executor.guest_rules import LOOK_S, GuestRules, Looked, Write
+from rose_executor.kv_budget import FixedBlocks
 from rose_executor.partition_terms import Partition
 from rose_executor.serving_observer import ServingObserver
 from rose_executor.slack import SlackPolicy
@@ -58,7 +59,7 @@ class Guarded:
 
     def __init__(self, board: Path) -> None:
         self._board = board
-        self._rules = GuestRules(SlackPolicy(SLO, 256, 16), 2**31)
+        self._rules = GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31))
 
     async def run(self) -> None:
         with closing(claim_quota(self._board)) as writer, closing(BoardReader(self._board)) as reader:

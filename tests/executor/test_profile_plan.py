@@ -107,6 +107,7 @@ def test_steps_are_read_as_they_were_written_and_one_cut_short_is_left_out(tmp_p
         file.write("[12, 3")
     found = read_steps(tmp_path / "steps.jsonl")
     assert [step.shape for step in found] == [step.shape for step in seen]
+    assert [step.shape for step in read_steps(tmp_path / "steps.jsonl", 15)] == [step.shape for step in seen[15:]]
     assert [step.seconds for step in found] == pytest.approx([step.seconds for step in seen], abs=1e-9)
 
 

@@ -336,3 +336,25 @@ def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_pa
     bench.run(body)
     assert bench.process.starts == 1
     assert bench.restarts == []
+
+
+def test_an_engine_that_is_held_down_is_gone_until_it_is_let_up_and_that_is_no_restart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, restarts_max=0)
+
+    async def body() -> None:
+        for starts in (1, 2):
+            engine = await bench.supervisor.ready()
+            assert bench.process.starts == starts
+            await bench.supervisor.hold_down()
+            await dead(engine)
+            waiting = asyncio.create_task(bench.supervisor.ready())
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not waiting.done()
+            assert bench.process.starts == starts
+            await bench.supervisor.let_up()
+            assert (await waiting).incarnation != engine.incarnation
+            await asyncio.sleep(0.001)  # it is watched by now
+        assert bench.restarts == []
+
+    bench.run(body)

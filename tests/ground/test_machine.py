@@ -128,6 +128,7 @@ def test_limits_and_devices_of_the_tree_are_used(tmp_path: Path, monkeypatch: py
     }
     found = look(tree(tmp_path, "0::/\n", V2_MOUNT, files))
     assert (found.cores_usable, found.memory_bytes, found.memory_available_bytes) == (0.5, 1_000_000, 600_000)
+    assert machine.memory_available_bytes(tmp_path) == 600_000
     assert (found.cpu, found.avx512) == ("Some CPU", True)
     assert (found.gpus, found.rdma, found.mps) == ((Gpu("NVIDIA GPU at 0000:01:00.0", 0),), ("mlx5_0",), "running")
 

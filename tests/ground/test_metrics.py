@@ -56,7 +56,7 @@ def test_the_names_of_a_dashboard() -> None:
 EXECUTOR_NAMES = """
 compute_ratio kv_used_ratio gate_open_ratio requests tier slots_open slo_seconds weight_version guest_tokens
 guest_restarts wrong_answers preemptions moved step_margin kv_budget_bytes kv_held_bytes kv_frozen kv_cuts kv_turns
-starvations fetched_bytes pause_seconds
+presence presence_bytes presence_seconds starvations fetched_bytes pause_seconds
 """
 
 

@@ -1,0 +1,79 @@
+"""What ending and waking a guest does to what is lent of it: over a life that does as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rose.errors import DeadlineExceeded, EngineError
+from rose_executor.kept_guest import KeptGuest
+
+
+class World:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.answers: list[tuple[int, ...] | EngineError] = []
+        self.late = False
+        route = SimpleNamespace(generate=self._generate)
+        live = SimpleNamespace(incarnation="a1", route=route, request_tokens=lambda request_id: 1)
+        self.life: Any = SimpleNamespace(leave=self._leave, live=live, proven=True)
+        shelf: Any = SimpleNamespace(set_more_apart=lambda incarnation, tokens: self.told.append(f"apart {tokens}"))
+        supervisor: Any = SimpleNamespace(hold_down=self._hold_down, let_up=None)
+        process: Any = SimpleNamespace(alive=False)
+        self.guest = KeptGuest(process, supervisor, shelf, lambda: self.life)
+
+    async def _leave(self, why: str) -> None:
+        self.told.append(f"leave: {why}")
+        if self.late:
+            raise DeadlineExceeded("withdrawal", boundary="scheduler")
+
+    async def _hold_down(self) -> None:
+        self.told.append("hold down")
+
+    async def _generate(self, request_id: str, prompt: list[int], **more: Any) -> Any:
+        self.told.append(request_id)
+        answer = self.answers.pop(0)
+        if isinstance(answer, EngineError):
+            raise answer
+        return SimpleNamespace(output_ids=answer)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_is_lent_is_taken_back_before_the_end_which_nobody_holds_up(late: bool) -> None:
+    world = World()
+    world.late = late
+    asyncio.run(world.guest.end("no room"))
+    assert world.told == ["leave: no room", "hold down"]
+
+
+def test_one_without_a_life_is_just_ended() -> None:
+    world = World()
+    world.life = None
+    asyncio.run(world.guest.end("no room"))
+    assert world.told == ["hold down"]
+    assert world.guest.pid is None
+
+
+def test_it_is_asked_until_a_token_comes_and_each_is_set_apart() -> None:
+    world = World()
+    world.answers = [(), (7,)]
+    assert asyncio.run(world.guest.computes())
+    assert world.told == ["woken-a1-1", "apart 1", "woken-a1-2", "apart 1"]
+
+
+def test_what_it_generated_is_set_apart_also_when_it_is_lost() -> None:
+    world = World()
+    world.answers = [EngineError("lost")]
+    with pytest.raises(EngineError):
+        asyncio.run(world.guest.computes())
+    assert world.told == ["woken-a1-1", "apart 1"]
+
+
+def test_one_that_is_not_proven_yet_is_not_asked() -> None:
+    world = World()
+    world.life.proven = False
+    assert not asyncio.run(world.guest.computes())
+    assert world.told == []
