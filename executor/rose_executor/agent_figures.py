@@ -174,6 +174,12 @@ class AgentFigures:
             return "waits for weights", "it runs no version of the run yet"
         if lent.why:
             return "held back", lent.why
+        if guest is not None and guest.starved_at_s:
+            for_s = time.monotonic() - guest.starved_at_s
+            return (
+                "starved",
+                f"its quota is below what any of {guest.waiting} waiting requests needs, for {for_s:.1f} s",
+            )
         load = "idle" if guest is None else f"{guest.running} running, {guest.waiting} waiting"
         return "lent", f"{lent.slots} requests may be on it; {load}"
 

@@ -7,6 +7,8 @@ Invariants
 - Of a half the newest bank whose checksum holds counts. A writer killed at any store leaves the state before valid.
 - What is torn, stale, of another layout, of another boot, cut short or never written is seen as such: the state is
   unknown, and `why` says so. No bytes make a reader raise.
+- A time that is no number, and a count below 0, is no engine's word, whatever the checksum says. A quota may be below
+  0: its reader brings it within bounds.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Generic, TypeVar
 
 from rose.errors import ContractError
@@ -63,9 +65,15 @@ class _Form:
         columns = [(field.name, str(field.type)) for field in fields(kind)]
         self.body = struct.Struct("<qq" + "".join(_FORMATS[type_name] for _, type_name in columns))
         self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name, _ in columns))
-        self.floats = [at for at, (_, type_name) in enumerate(columns) if type_name == "float"]
+        self.floats = _picker([at for at, (_, type_name) in enumerate(columns) if type_name == "float"])
+        counts = [at for at, (_, type_name) in enumerate(columns) if type_name == "int"]
+        self.counts = _picker([] if kind is Quota else counts)
         self.bools = [at for at, (_, type_name) in enumerate(columns) if type_name == "bool"]
         self.kind = kind
+
+
+def _picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    return itemgetter(*positions) if len(positions) > 1 else lambda values: tuple(values[at] for at in positions)
 
 
 _FORMS = {half.name: _Form(half.kind) for half in (SERVING, QUOTA, GUEST, SERVING_KV)}
@@ -85,7 +93,7 @@ def encode(half: Half[S], state: S, number: int, written_at_ns: int) -> bytes:
     form = _FORMS[half.name]
     values = form.values(state)
     try:
-        if not math.isfinite(sum(values[at] for at in form.floats)):
+        if not math.isfinite(sum(form.floats(values))):
             raise ValueError("a value is not finite")
         body = form.body.pack(number, written_at_ns, *values).ljust(_BODY_BYTES, b"\0")
     except (struct.error, ValueError, OverflowError, TypeError) as error:
@@ -110,9 +118,15 @@ def held(page: bytes, half: Half[S], header: bytes) -> Held[S] | str:
         return f"the {half.name} half {'was never written' if empty else 'is torn'}"
     number, written_at_ns, *values = newest
     form = _FORMS[half.name]
+    if not _sound(form, values):
+        return f"the {half.name} half says what no engine would"
     for at in form.bools:
         values[at] = bool(values[at])
     return Held(number, written_at_ns / 1e9, form.kind(*values))
+
+
+def _sound(form: _Form, values: list[Any]) -> bool:
+    return math.isfinite(sum(form.floats(values))) and min(form.counts(values), default=0) >= 0
 
 
 def aged(held: Held[S] | str, half: Half[S], now_s: float) -> Reading[S]:

@@ -19,6 +19,7 @@ import psutil
 
 from rose.errors import ClusterError
 from rose_executor.guest_groups import Groups
+from rose_executor.process_birth import birth_ticks
 
 _END_TIMEOUT_S = 5.0
 
@@ -33,13 +34,13 @@ class Watchdog:
         self._groups = groups
         self._mps_directory = mps_directory
         self._process: subprocess.Popen[bytes] | None = None
-        self._guests: dict[int, float] = {}
+        self._guests: dict[int, int] = {}
 
     def guards(self, pid: int) -> None:
         """A guest has been born. Raises ClusterError if there can be no watchdog."""
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with contextlib.suppress(ProcessLookupError):
             self._guests = {known: born for known, born in self._guests.items() if psutil.pid_exists(known)}
-            self._guests[pid] = psutil.Process(pid).create_time()
+            self._guests[pid] = birth_ticks(pid)
             if not self._tell(pid):
                 self._start()
 

@@ -8,7 +8,7 @@ Invariants
 - A guest of an MPS daemon is released there before it is killed. One that is frozen is killed first, then thawed.
 - It ends when nothing is left of the guests, and never before.
 
-From the executor come JSON lines: {"guest": pid, "born": seconds}, and {"end": true}, after which nothing is done.
+From the executor come JSON lines: {"guest": pid, "born": ticks}, and {"end": true}, after which nothing is done.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import psutil
 from rose.errors import ClusterError
 from rose_executor.guest_groups import Groups, Release, groups_of, sweep
 from rose_executor.mps_release import releasing
+from rose_executor.process_birth import birth_ticks
 
 _AGAIN_S = 0.2
 
@@ -34,13 +35,13 @@ _AGAIN_S = 0.2
 def main(words: str) -> None:
     """Watch the process that started this one."""
     told = json.loads(words)
-    guests: dict[int, float] = {}
+    guests: dict[int, int] = {}
     if not _sent_away(told["parent"], guests):
         groups = None if told["groups"] is None else groups_of(told["groups"])
         end_guests(guests, groups, releasing(None if told["mps"] is None else Path(told["mps"])))
 
 
-def _sent_away(parent: int, guests: dict[int, float]) -> bool:
+def _sent_away(parent: int, guests: dict[int, int]) -> bool:
     """Learn of guests until the parent sends this process away, or is gone."""
     os.set_blocking(0, False)
     poll = select.poll()
@@ -79,7 +80,7 @@ def _read(buffer: bytes) -> tuple[bytes, bool]:
         buffer += piece
 
 
-def end_guests(guests: dict[int, float], groups: Groups | None, release: Release) -> None:
+def end_guests(guests: dict[int, int], groups: Groups | None, release: Release) -> None:
     """Until none of these processes, their descendants, and what is in orphaned groups is left."""
     released: set[int] = set()
     while True:
@@ -101,14 +102,14 @@ def end_guests(guests: dict[int, float], groups: Groups | None, release: Release
         time.sleep(_AGAIN_S)
 
 
-def _family(pid: int, born: float) -> list[int]:
+def _family(pid: int, born: int) -> list[int]:
     """A process and its descendants, those left out that have ended and wait for their parent."""
     try:
         leader = psutil.Process(pid)
-        if leader.create_time() != born:
+        if birth_ticks(pid) != born:
             return []
         return [one.pid for one in (leader, *leader.children(recursive=True)) if _lives(one)]
-    except psutil.NoSuchProcess:
+    except (psutil.NoSuchProcess, ProcessLookupError):
         return []
 
 

@@ -4,7 +4,7 @@ Invariants
 - Serving comes first: whatever goes wrong in here, the probe says so once, switches itself off, and serving goes on.
   So it does if its own calls take too long (`probe_cost`), for whatever reason, such as a slow file system.
 - Without `ROSE_SERVING_BOARD` it does nothing. A board that is not there yet, or was made anew, is looked for again
-  once a second.
+  once a second; why there is none is said once, for it may be a folder that never comes, or another engine's board.
 - The half of the board is renewed while the engine idles, by the loop that also answers its clients: if that stands
   still, the half grows stale, and so does whoever trusts it.
 
@@ -66,6 +66,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         self._path = serving_board()
         self._writer: HalfWriter[ServingState] | None = None
         self._steps: ServingSteps | None = None
+        self._boardless = ""
         self._look_again_s = self._written_at_s = 0.0
         self._beating = False
         self._cost = ProbeCost()
@@ -97,8 +98,9 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             prompt_tokens = iteration_stats.prompt_token_stats.computed
             first_tokens = len(iteration_stats.time_to_first_tokens_iter)
             finished = len(iteration_stats.finished_requests)
+        counted = self._counted()
         now_s = time.monotonic()
-        state = self._counted().stepped(
+        state = counted.stepped(
             running=scheduler_stats.num_running_reqs,
             waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
             kv_usage=scheduler_stats.kv_cache_usage,
@@ -189,6 +191,8 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             self._writer = None
         assert isinstance(self._path, Path)
         try:
-            self._writer = HalfWriter(self._path, SERVING)
+            self._writer, self._boardless = HalfWriter(self._path, SERVING), ""
         except ClusterError as error:
-            _log.debug("no board to write on yet: %s", error)
+            if str(error) != self._boardless:
+                self._boardless = str(error)
+                _log.warning("ROSE's probe has no board to write on yet: %s", error)

@@ -11,7 +11,8 @@ Invariants
   killed half-way leaves the old state valid.
 - A running request's slot is never reused. Finished ones are, oldest first; the tokens of a slot's earlier
   requests stay in its `retired` count.
-- A page appears under its name complete, and belongs to one incarnation of one engine for ever.
+- A page appears under its name complete, and belongs to one incarnation of one engine for ever. Its writer holds the
+  kernel's lock on it (flock), and the kernel drops that with the process.
 
 Stores become visible in program order on x86-64. Elsewhere a *live* reader may see them late, never torn
 after the writer has ended.
@@ -19,6 +20,7 @@ after the writer has ended.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import mmap
 import os
@@ -97,9 +99,10 @@ class PageWriter:
         size = 8 * (_HEADER_WORDS + slots * _SLOT_WORDS)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with draft.open("w+b") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
-                self._map = mmap.mmap(file.fileno(), size)
+            self._file = draft.open("w+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.posix_fallocate(self._file.fileno(), 0, size)
+            self._map = mmap.mmap(self._file.fileno(), size)
             self._words = memoryview(self._map).cast("q")
             self._words[_H_LAYOUT] = LAYOUT
             self._words[_H_SLOTS] = slots
@@ -161,6 +164,7 @@ class PageWriter:
     def close(self) -> None:
         self._words.release()
         self._map.close()
+        self._file.close()
 
     def _take(self, request_id: str) -> int:
         if not self._free and not self._finished:

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import inspect
 import json
+import logging
 import os
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from rose_executor import (
     serving_probe,
     vllm_030,
 )
-from rose_executor.board import SERVING, BoardReader, claim_quota
+from rose_executor.board import SERVING, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import ServingState
 
 CONFIG = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=101, block_size=32))
@@ -120,6 +121,39 @@ async def finds_a_late_board(path: Path) -> Any:
     return [probe.off, before, found, read(path)]
 
 
+async def no_board_to_be_had(path: Path) -> Any:
+    """A folder that is missing, a file system that takes nothing, somebody else's file, another engine's half."""
+    theirs, taken = path.with_name("theirs"), path.with_name("taken")
+    theirs.write_text("not a board")
+    claim_quota(taken)
+    first = HalfWriter(taken, SERVING)
+    said: list[Any] = []
+    for place in (path / "missing" / "board", Path("/proc/version"), path.parent, theirs, taken):
+        os.environ[engine_env.SERVING_BOARD] = str(place)
+        with warnings() as warned:
+            probe = serving_probe.ServingProbe(CONFIG)
+            probe.log_engine_initialized()
+            for _ in range(3):
+                probe.record(*report())
+                await asyncio.sleep(0.1)  # it looks for the board twice in that time
+        said.append([probe.off, probe._writer is None, warned])
+    first.close()
+    await asyncio.sleep(0.3)
+    return [said, theirs.read_text(), read(taken)]
+
+
+@contextlib.contextmanager
+def warnings() -> Iterator[list[str]]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    serving_probe._log.addHandler(handler)
+    try:
+        yield said
+    finally:
+        serving_probe._log.removeHandler(handler)
+
+
 async def odd_statistics(path: Path) -> Any:
     claim_quota(path)
     probe = serving_probe.ServingProbe(CONFIG)
@@ -201,7 +235,7 @@ if __name__ == "__main__":
     vllm_030.level_engine()
     serving_probe._LOOK_AGAIN_S = 0.05
     scenarios = (
-        *(second_engine, tells, hears_of_arrivals, finds_a_late_board, odd_statistics),
+        *(second_engine, tells, hears_of_arrivals, finds_a_late_board, no_board_to_be_had, odd_statistics),
         *(broken_file_system, slow_file_system, quick_file_system),
     )
     said: dict[str, Any] = {

@@ -22,7 +22,7 @@ from rose.runs import Run
 from rose.slo import Slo
 from rose.status import StatusBoard
 from rose.waits import WaitBoard
-from rose_executor.agent import UNSEEN_S, Agent, Joined
+from rose_executor.agent import SHOW_EVERY_S, UNSEEN_S, Agent, Joined
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board import QUOTA, BoardReader
 from rose_executor.board_states import GuestState, Reading, ServingState
@@ -30,7 +30,7 @@ from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_presence import GuestPresence, PresenceRules, Residue, Room, Up
-from rose_executor.guest_rules import GuestRules, Looked
+from rose_executor.guest_rules import LOOK_S, GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.kv_budget import FixedBlocks
 from rose_executor.launcher import Child, Command, Launcher, SpawnedChild
@@ -224,6 +224,30 @@ def test_alive_is_the_guest_of_now_until_it_is_known_to_be_dead(folder: Path, ti
     scene.agent._life = None  # its life is over, and no other has begun
     process.alive = False
     assert not scene.agent.alive("a1")
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_a_starved_guest_is_named_and_counted_at_the_next_look(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    now_s = time.monotonic()
+    life = SimpleNamespace(followed=SimpleNamespace(version=3))
+    idle = ServingState(steps=9, stepped_at_s=now_s)
+
+    def shown(guest: GuestState) -> tuple[str, str, float | None]:
+        scene.watch.seen = Looked(Reading(idle), Reading(guest))
+        scene.watch.rules.step(scene.watch.seen, now_s)
+        scene.agent._figures.show(scene.watch, life, scene.agent.lent(), NoScheduler(), 0)  # type: ignore[arg-type]
+        (part,) = (part for part in scene.status.page().parts if part.name == "guest")
+        return part.state, part.detail, scene.metrics.registry.get_sample_value("rose_executor_starvations_total")
+
+    assert shown(GuestState(steps=1, waiting=2))[::2] == ("lent", 0)
+    state, detail, count = shown(GuestState(steps=2, waiting=2, starved_at_s=now_s - 0.5, starvations=1))
+    assert (state, count) == ("starved", 1)
+    assert detail.startswith("its quota is below what any of 2 waiting requests needs, for ")
+    assert shown(GuestState(steps=3, running=2, starvations=1))[::2] == ("lent", 1)
+    # From the board's word to the executor's own page and metrics.
+    assert LOOK_S + SHOW_EVERY_S < 1.0
     scene.watch.close()
     scene.shelf.close()
 

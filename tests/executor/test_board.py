@@ -318,14 +318,37 @@ def test_a_board_cut_short_kills_nobody_and_its_owner_mends_it(tmp_path: Path, c
     assert reader.read(SERVING, time.monotonic()).state == SERVED
 
 
-def test_a_board_of_another_layout_is_made_anew(tmp_path: Path) -> None:
+def test_a_board_of_another_layout_is_nobodys_to_write_until_an_executor_has_come(tmp_path: Path) -> None:
+    """As a crashed run of another release leaves it: engines wait, the executor starts over it, engines find it."""
     path = tmp_path / "board"
-    path.write_bytes(HEADER.pack(MAGIC, 99, board._boot()) + b"\xff" * 5000)
-    with pytest.raises(ClusterError, match="not a whole board of layout"):
-        HalfWriter(path, SERVING)
-    claim_quota(path).write(QUOTA_A)
+    left = HEADER.pack(MAGIC, LAYOUT - 1, board._boot()) + b"\xff" * 5000
+    path.write_bytes(left)
+    for half in (SERVING, GUEST, QUOTA):
+        with pytest.raises(ClusterError, match=f"is not a whole board of layout {LAYOUT}"):
+            HalfWriter(path, half)  # type: ignore[arg-type, var-annotated]
+    assert path.read_bytes() == left
+    reader = BoardReader(path)
+    assert "layout" in reader.read(QUOTA, time.monotonic()).why
+    quota = claim_quota(path)
+    quota.write(QUOTA_A)
     assert path.stat().st_size == BOARD_BYTES
-    assert BoardReader(path).read(SERVING, time.monotonic()).why == "the serving half was never written"
+    serving = HalfWriter(path, SERVING)
+    serving.write(SERVED)
+    assert reader.read(QUOTA, time.monotonic()).state == QUOTA_A
+    assert reader.read(SERVING, time.monotonic()).state == SERVED
+    assert reader.read(GUEST, time.monotonic()).why == "the guest half was never written"
+
+
+def test_a_board_of_another_layout_that_a_living_executor_holds_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    other = claim_quota(path)
+    os.pwrite(other._fd, HEADER.pack(MAGIC, LAYOUT + 1, board._boot()), 0)  # it is of a later release
+    before = path.read_bytes()
+    with pytest.raises(ClusterError, match="has a live writer"):
+        claim_quota(path)
+    assert path.read_bytes() == before
+    other.close()
+    claim_quota(path).close()
 
 
 def test_a_removed_board_is_seen_by_those_who_hold_it(tmp_path: Path) -> None:

@@ -308,10 +308,16 @@ def test_a_folder_is_taken_over_only_when_its_engine_is_gone(
         assert shelf.total() == 7
 
 
-def test_a_later_process_with_the_number_of_a_dead_engine_is_not_that_engine(tmp_path: Path) -> None:
-    PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).close()  # with the number of this very process
-    long_ago_s = time.time() - 10**6
-    os.utime(page_of(tmp_path), (long_ago_s, long_ago_s))
+@pytest.mark.parametrize("written_s", [0.0, 4e9])
+def test_neither_date_nor_process_number_says_whether_an_engine_lives(
+    tmp_path: Path, written_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_shelf, "_WRITERS_END_S", 0.0)
+    page = PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1)
+    os.utime(page_of(tmp_path), (written_s, written_s))  # as after a jump of the machine's date
+    with pytest.raises(ClusterError, match="still writes"):
+        PageShelf(tmp_path, WaitBoard())
+    page.close()  # as the kernel does for a process that is gone; this one lives on, with the number on the page
     PageShelf(tmp_path, WaitBoard()).close()
 
 

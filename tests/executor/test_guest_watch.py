@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +118,34 @@ def test_trouble_with_the_board_is_told_and_ends_with_it(tmp_path: Path) -> None
     path.rmdir()
     assert watching.look()
     assert watching.trouble == ""
+
+
+def test_a_full_file_system_is_told_and_the_board_comes_back_with_room(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    watching = watch(path)
+    assert watching.look()
+    os.truncate(path, 0)
+    watching._whole_at_s = 0.0
+    with no_room():
+        for _ in range(2):
+            assert not watching.look()
+            assert watching.trouble == f"cluster: cannot make the board {path}: File too large"
+    assert quota(path) is None
+    while quota(path) is None:
+        assert watching.look()
+    assert watching.trouble == ""
+    assert quota(path) == SHUT
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """The kernel lets this process make no file larger than that: how it refuses is as on a full file system."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_second_executor_is_refused(tmp_path: Path) -> None:

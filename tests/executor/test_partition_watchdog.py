@@ -18,6 +18,7 @@ from rose_executor.guest_groups import PREFIX, Groups, groups_of, v1_groups, v2_
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.partition_watchdog import Watchdog
+from rose_executor.partition_watchdog_main import end_guests
 
 OWNER = Path(__file__).with_name("partition_owner_main.py")
 DEADLINE_S = 60.0
@@ -186,6 +187,22 @@ def test_the_number_of_a_guest_that_is_gone_may_be_somebody_elses() -> None:
         for one in (stranger, guest):
             one.kill()
             one.wait()
+
+
+def test_a_guest_is_known_by_its_birth_whatever_the_machines_date_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest = sleeper()
+    watchdog = Watchdog(None)
+    try:
+        watchdog.guards(guest.pid)
+        booted_s = psutil.boot_time()
+        # What the kernel tells of the machine's start, and with that of all processes', when its date was set anew.
+        monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: booted_s + 3600)
+        end_guests(watchdog._guests, None, lambda pids: None)
+        assert guest.wait(DEADLINE_S) == -signal.SIGKILL
+    finally:
+        watchdog.close()
+        guest.kill()
+        guest.wait()
 
 
 def test_groups_survive_being_told(tmp_path: Path) -> None:

@@ -67,6 +67,21 @@ def test_a_board_that_comes_late_or_is_made_anew_is_found(answers: dict[str, Any
     assert answers["finds_a_late_board"] == ["", False, BUSY, BUSY]
 
 
+def test_where_no_board_can_be_had_it_says_so_once_and_goes_on_looking(answers: dict[str, Any]) -> None:
+    said, theirs, taken = answers["no_board_to_be_had"]
+    for (off, boardless, warned), why in zip(
+        said,
+        ("No such file or directory", "", "Is a directory", "is not a whole board", "has a live writer"),
+        strict=True,
+    ):
+        assert (off, boardless) == ("", True)
+        (words,) = warned
+        assert words.startswith("ROSE's probe has no board to write on yet: ")
+        assert why in words
+    assert theirs == "not a board"
+    assert taken[:3] == [3, 2, 3]  # it was another engine's, and that is gone
+
+
 def test_whatever_goes_wrong_in_it_switches_it_off(answers: dict[str, Any]) -> None:
     why, state = answers["odd_statistics"]
     assert "has no attribute" in why
@@ -127,6 +142,25 @@ def test_harm_to_the_board_is_no_harm_to_the_server(serving: ServingServer) -> N
             assert await work == [200] * 4
             claim_quota(serving.board).close()
             assert await serving.seen(lambda state: state is not None)
+
+    serving.rig.run(run())
+
+
+def test_a_server_that_is_killed_and_comes_back_has_its_half_again(serving: ServingServer) -> None:
+    async def run() -> None:
+        work = [asyncio.create_task(serving.complete(300)) for _ in range(4)]
+        busy = await serving.seen(lambda state: state is not None and state.running > 0)
+        assert busy is not None
+        await serving.kill()
+        await asyncio.gather(*work, return_exceptions=True)
+        assert await serving.seen(lambda state: state is None) is None
+        await serving.start()
+        fresh = await serving.seen(lambda state: state is not None)
+        assert fresh is not None
+        # What the dead one owed its clients it owes nobody now.
+        assert (fresh.steps, fresh.arrivals, fresh.idle) == (0, 0, True)
+        assert await serving.complete(5) == 5
+        assert await serving.seen(lambda state: state is not None and state.arrivals == 1)
 
     serving.rig.run(run())
 
