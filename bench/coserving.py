@@ -140,5 +140,5 @@ BENCH = Bench(
     measure=measure,
     add_arguments=add_arguments,
     left_out=left_out,
-    runs=6,
+    runs=5,
 )
