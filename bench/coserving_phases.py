@@ -3,7 +3,7 @@
 phase              cores                     admission        KV memory
 alone              no guest has work         -                -
 naive              guest like any process    none             fixed
-static_split       guest at most `SHARE`     none             fixed
+static_split       below, at most `SHARE`    none             fixed
 partitioner        guest below serving       none             fixed
 admission          guest like any process    slack            fixed
 memory             guest below serving       slack            policy, in a pool that is too small for both

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ PROMPT_TOKENS = (32, 256)
 ANSWER_TOKENS = (64, 256)
 TOKEN_IDS = range(5, 384)
 _COUNT_POLL_S = 0.01
+_numbers = itertools.count()
+"""No two requests of all phases have the same id: the engine counts by it."""
 
 
 @dataclass(slots=True)
@@ -43,7 +46,6 @@ class Rollouts:
         self._base_url = base_url
         self._page = page
         self._waits = waits
-        self._made = 0
 
     @contextlib.asynccontextmanager
     async def during(self, seed: int) -> AsyncIterator[Tally]:
@@ -69,8 +71,7 @@ class Rollouts:
             context = source.choices(TOKEN_IDS, k=source.randint(*PROMPT_TOKENS))
             left = source.randint(*ANSWER_TOKENS)
             while left > 0:
-                self._made += 1
-                request_id = f"rollout-{self._made}"
+                request_id = f"rollout-{next(_numbers)}"
                 output = await self._asked(route, request_id, context, left)
                 context += output.output_ids
                 left -= len(output.output_ids)

@@ -24,7 +24,8 @@ def problems(folder: Path, text: str) -> list[str]:
 
 
 def test_the_docs_of_this_project() -> None:
-    documents = [ROOT / "README.md", ROOT / "transfer" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    rooms = [ROOT / room / "README.md" for room in ("transfer", "executor", "rose/demo")]
+    documents = [ROOT / "README.md", *rooms, *sorted((ROOT / "docs").rglob("*.md"))]
     assert wrong_claims(ROOT, documents) == []
 
 
