@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import re
@@ -315,8 +316,9 @@ def test_no_step_is_taken_that_serving_has_no_slack_for(guest: Guest) -> None:
         said = [late]
 
         async def say() -> None:
-            while True:
-                serving.write(said[0])
+            # Each a step further: what the guest computes counts against one step of serving alone.
+            for steps in itertools.count(9):
+                serving.write(replace(said[0], steps=steps))
                 await asyncio.sleep(0.01)
 
         async with guest.renewed():
