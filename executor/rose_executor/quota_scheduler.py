@@ -25,7 +25,6 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 from vllm.v1.request import RequestStatus
 
 from rose.errors import EngineError
-from rose_executor import vllm_contract
 from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.engine_env import EngineEnv
@@ -39,7 +38,7 @@ from rose_executor.stalled import Stalled
 from rose_executor.step_clock import step_clock
 from rose_executor.step_log import Plan
 from rose_executor.step_meter import StepMeter
-from rose_executor.step_shape import StepShape
+from rose_executor.step_shape import scheduled_shape
 
 # With the gate shut vLLM's loop would come round every millisecond, and each round costs about as much processor time.
 _LOOK_S = 0.002
@@ -58,7 +57,6 @@ class QuotaKeeping(Keeping):
         env = EngineEnv.read()
         if env is None or env.board is None:
             raise EngineError("the quota scheduler runs without a board", expected="an engine started as a guest")
-        vllm_contract.check_attributes(self)
         self._guest_board = GuestBoard(env.board)
         self._guest_pool: Any = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         self._guest_free_blocks: Callable[[], int] = self._guest_pool.get_num_free_blocks
@@ -88,7 +86,7 @@ class QuotaKeeping(Keeping):
         planned_at_s = time.monotonic()
         self._guest_meter.begins()
         output = super().schedule(*args, **kwargs)
-        self._guest_meter.scheduled(self._shape(output.num_scheduled_tokens))
+        self._guest_meter.scheduled(scheduled_shape(self.requests, output.num_scheduled_tokens))  # type: ignore[attr-defined]
         if output.total_num_scheduled_tokens:
             self._guest_trail.planned(self._plan(planned_at_s))
         self._give_back_stalled(output.num_scheduled_tokens)
@@ -120,12 +118,6 @@ class QuotaKeeping(Keeping):
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
         last = self._guest_meter.shape
         return Pending(max(1, running + waiting), last.context_tokens + last.tokens, self._guest_meter.under_way)
-
-    def _shape(self, scheduled: dict[str, int]) -> StepShape:
-        # vLLM counts the tokens of this step as computed as soon as it has scheduled them.
-        requests: dict[str, Any] = self.requests  # type: ignore[attr-defined]
-        behind = sum(requests[one].num_computed_tokens - new for one, new in scheduled.items())
-        return StepShape(sum(scheduled.values()), len(scheduled), behind)
 
     def _plan(self, at_s: float) -> Plan:
         admission = self._guest_admission

@@ -8,21 +8,18 @@ Invariants
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.errors import EngineError
-from rose_executor import vllm_contract
 from rose_executor.counting_scheduler import Counting
 from rose_executor.engine_env import EngineEnv
 from rose_executor.step_clock import step_clock
 from rose_executor.step_log import SeenStep, StepLogWriter
-from rose_executor.step_shape import StepShape
-
-_READS = ("vllm_config", "requests")
+from rose_executor.step_meter import StepMeter
+from rose_executor.step_shape import scheduled_shape
 
 
 class _Recording(Counting):
@@ -35,32 +32,21 @@ class _Recording(Counting):
         env = EngineEnv.read()
         if env is None or env.step_log is None:
             raise EngineError("the recording scheduler runs without a file", expected="an engine to be profiled")
-        vllm_contract.check_attributes(self, _READS)
         self._record = StepLogWriter(env.step_log)
-        self._record_clock = step_clock(self.vllm_config)  # type: ignore[attr-defined]
-        self._record_under_way: deque[tuple[float, StepShape]] = deque()
-        self._record_ended = 0.0
+        self._record_meter = StepMeter(step_clock(self.vllm_config))  # type: ignore[attr-defined]
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        began = self._record_clock()
+        self._record_meter.begins()
         output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        if output.total_num_scheduled_tokens:
-            self._record_under_way.append((began, self._shape(output.num_scheduled_tokens)))
+        self._record_meter.scheduled(scheduled_shape(self.requests, output.num_scheduled_tokens))
         return output
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = super().update_from_output(scheduler_output, *args, **kwargs)
         if scheduler_output.total_num_scheduled_tokens:
-            began, shape = self._record_under_way.popleft()
-            now = self._record_clock()
-            self._record.write(SeenStep(shape, now - max(began, self._record_ended)))
-            self._record_ended = now
+            self._record_meter.ended()
+            self._record.write(SeenStep(self._record_meter.shape, self._record_meter.seconds))
         return outputs
-
-    def _shape(self, scheduled: dict[str, int]) -> StepShape:
-        # vLLM counts the tokens of this step as computed as soon as it has scheduled them.
-        behind = sum(self.requests[one].num_computed_tokens - new for one, new in scheduled.items())
-        return StepShape(sum(scheduled.values()), len(scheduled), behind)
 
 
 class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]

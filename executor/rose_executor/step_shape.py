@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,3 +18,12 @@ class StepShape:
     tokens: int
     seqs: int = 1
     context_tokens: int = 0
+
+
+def scheduled_shape(requests: Mapping[str, Any], scheduled: Mapping[str, int]) -> StepShape:
+    """Of what vLLM has just scheduled: new tokens by request id, of `requests` by id.
+
+    vLLM counts the tokens of a step as computed as soon as it has scheduled them.
+    """
+    behind = sum(requests[one].num_computed_tokens - new for one, new in scheduled.items())
+    return StepShape(sum(scheduled.values()), len(scheduled), behind)

@@ -14,7 +14,7 @@ from types import FunctionType
 from typing import Any
 
 from rose.errors import EngineError
-from rose_executor.vllm_reliances import ENGINE, QUOTA_READS, SUPPORTED, Reliance
+from rose_executor.vllm_reliances import ENGINE, SUPPORTED, Reliance
 
 
 def broken(relied_on: Iterable[Reliance] = ENGINE) -> list[str]:
@@ -55,11 +55,6 @@ def _gives(owner: type, name: str) -> bool:
         if name in code.co_names
         for step in dis.get_instructions(code)
     )
-
-
-def check_attributes(scheduler: object, names: Iterable[str] = QUOTA_READS) -> None:
-    """Raises EngineError if a live scheduler has not what a quota is kept with."""
-    _refuse([f"the scheduler has no {name}" for name in names if not hasattr(scheduler, name)])
 
 
 def check(relied_on: Iterable[Reliance] = ENGINE) -> None:

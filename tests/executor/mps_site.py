@@ -9,32 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import psutil
 import pytest
+from process_tools import until
 
 from rose_executor.mps_words import PIPE_DIRECTORY
 
 HERE = Path(__file__).parent
-DEADLINE_S = 120.0
 _TOOL = "nvidia-cuda-mps-control"
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Working:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mps_site import DEADLINE_S, HERE, MpsSite, Working, lives, mps_site, until
+from mps_site import HERE, MpsSite, Working, mps_site
+from process_tools import DEADLINE_S, lives, until
 
 from rose.errors import ClusterError
 from rose_executor import mps_daemon

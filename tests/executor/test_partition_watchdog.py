@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from process_tools import DEADLINE_S, lives, until
 
 from rose.cgroup import own_groups
 from rose_executor.guest_groups import PREFIX, Groups, groups_of, v1_groups, v2_groups
@@ -21,21 +21,6 @@ from rose_executor.partition_watchdog import Watchdog
 from rose_executor.partition_watchdog_main import end_guests
 
 OWNER = Path(__file__).with_name("partition_owner_main.py")
-DEADLINE_S = 60.0
-
-
-def until(holds: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.02)
-
-
-def lives(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class Owner:
