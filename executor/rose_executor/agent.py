@@ -1,6 +1,6 @@
 """The executor beside a serving engine: keeps a guest, brings it the run's weights, lends it while serving has slack.
 
-    watch ── looks every 5 to 20 ms, writes the quota ──▶ board ◀── serving engine, guest
+    watch ── looks every 20 ms, writes the quota ──▶ board ◀── serving engine, guest
     guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
     sleeper  looks twice a second ── asleep, awake ──▶ the quota; gone, started ──▶ supervisor
     show ─── metrics and status; a guest that was frozen is ended
@@ -248,7 +248,7 @@ class Agent:
         """For how long guests might compute until now."""
         guest = None if self._watch.seen is None else self._watch.seen.guest.state
         rules = self._watch.rules
-        gate_open = rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0
+        gate_open = rules.might_compute
         return self._gate.saw(None if guest is None else guest.open_s, gate_open, time.monotonic())
 
     def _now(self) -> tuple[int, float]:

@@ -130,7 +130,7 @@ class AgentFigures:
             return self._open.saw(guest.open_s, now_s)
         # Without work it asks for nothing: what it would get is as good as what it gets.
         self._open = Share()
-        return float(rules.quota is not None and rules.quota.gate_open and rules.slack_s > 0)
+        return float(rules.might_compute)
 
     def _show_memory(self, memory: MemoryFigures | None) -> None:
         if memory is None:

@@ -38,7 +38,7 @@ class GuestBoard:
 
     def report(self, state: GuestState) -> None:
         """A board that cannot be written keeps the gate shut soon enough: its quota cannot be renewed either."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RoseError):
             self._writer.write(state)
 
     def _follow(self) -> None:

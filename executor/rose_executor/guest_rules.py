@@ -103,6 +103,11 @@ class GuestRules:
             actions.append(Freeze(self.frozen))
         return actions
 
+    @property
+    def might_compute(self) -> bool:
+        """Whether a guest that has work would get anything, by the last look."""
+        return self.quota is not None and self.quota.gate_open and self.slack_s > 0
+
     def replaced(self) -> None:
         """The guest is being ended; what the next one does is its own."""
         self.frozen = ""

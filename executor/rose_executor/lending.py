@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rose_executor.guest_presence import Presence
-from rose_executor.guest_rules import GuestRules, Looked
+from rose_executor.guest_rules import PATIENCE_S, GuestRules, Looked
 
-SHUT_S = 0.5
+SHUT_S = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
