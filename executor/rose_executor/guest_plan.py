@@ -28,16 +28,15 @@ _PREFILL_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class GuestPlan:
-    """`settings` of the guest; `profile` is what its steps are known to cost, which `keeper` keeps as it grows."""
+    """`settings` of the guest; `profile` is what its steps are known to cost, which `keeper` keeps as it grows.
+
+    `profiled`: whether anything was known before the first one starts.
+    """
 
     settings: EngineSettings
     profile: StepProfile
     keeper: ProfileKeeper
-
-    @property
-    def profiled(self) -> bool:
-        """Whether anything was known before it starts."""
-        return self.settings.step_profile is not None
+    profiled: bool
 
 
 def plan_guest(config: ExecutorConfig, run: Run, page_dir: Path, machine: Machine) -> GuestPlan:
@@ -46,10 +45,10 @@ def plan_guest(config: ExecutorConfig, run: Run, page_dir: Path, machine: Machin
     store = ProfileStore(Path(config.executor.profiles) if config.executor.profiles else default_folder())
     key = profile_key(settings, machine)
     known = store.find(key)
-    if known is not None:
-        settings = replace(settings, step_profile=store.path(key))
+    # Where there is none yet, the guest that is started next may find what was learnt of this one.
+    settings = replace(settings, step_profile=store.path(key))
     profile = StepProfile() if known is None else known
-    return GuestPlan(settings, profile, ProfileKeeper(store, key, profile))
+    return GuestPlan(settings, profile, ProfileKeeper(store, key, profile), profiled=known is not None)
 
 
 def open_watch(config: ExecutorConfig, partitioner: Partitioner, profile: StepProfile) -> GuestWatch:

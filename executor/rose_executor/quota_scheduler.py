@@ -63,7 +63,8 @@ class QuotaKeeping(Keeping):
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
         limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
-        profile = None if env.step_profile is None else read_profile(env.step_profile)
+        known = env.step_profile is not None and env.step_profile.exists()
+        profile = read_profile(env.step_profile) if known else None  # type: ignore[arg-type]
         self._guest_admission = GuestAdmission(limits, time.monotonic(), profile)
         self._guest_meter = StepMeter(step_clock(self.vllm_config))  # type: ignore[attr-defined]
         self._guest_trail = GuestTrail(env.step_log)
