@@ -7,9 +7,11 @@ the fixture `ray_site` and their Ray.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -74,7 +76,22 @@ def _no_busy_threads() -> Iterator[None]:
     yield
     deadline = time.monotonic() + 120.0  # what is cut off from its servers may look for them for a minute
     while (share := _busy_share(0.02)) > 0.5 and _busy_share(0.2) > 0.5:
-        assert time.monotonic() < deadline, f"threads that these tests left use {share:.1f} cores and do not end"
+        if time.monotonic() >= deadline:
+            pytest.fail(f"threads that these tests left use {share:.1f} cores and do not end: {_busiest_threads()}")
+
+
+def _busiest_threads() -> str:
+    """The names of this process's threads, the kernel's and Python's, those first that have used most."""
+    import psutil
+
+    names = {thread.native_id: thread.name for thread in threading.enumerate()}
+    used = sorted(psutil.Process().threads(), key=lambda thread: -thread.user_time - thread.system_time)
+    told = []
+    for thread in used[:5]:
+        with contextlib.suppress(OSError):
+            kernels = Path(f"/proc/self/task/{thread.id}/comm").read_text().strip()
+            told.append(f"{names.get(thread.id, kernels)} ({thread.user_time + thread.system_time:.1f} s)")
+    return ", ".join(told)
 
 
 def _busy_share(seconds: float) -> float:

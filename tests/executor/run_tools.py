@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,12 +17,14 @@ import torch
 from safetensors.torch import load_file
 
 from rose.certificates import Certificates
+from rose.cgroup import own_groups
 from rose.metrics import SchedulerMetrics
 from rose.trainer.answering import known_answer, question
 from rose.trainer.policy import load_policy, rounded_bf16
 from rose.waits import WaitBoard
 from rose_executor.board import SERVING, HalfWriter
 from rose_executor.board_states import ServingState
+from rose_executor.guest_groups import PREFIX
 from rose_scheduler.client import SchedulerClient, Turn
 from rose_scheduler.desk import Desk
 from rose_scheduler.limits import Limits
@@ -125,3 +129,27 @@ async def until(so: Callable[[], object]) -> None:
     async with asyncio.timeout(LONG_S):
         while not so():
             await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def lifted_guests() -> Iterator[None]:
+    """Take guests' groups out of the idle class again and again: tests beside this one may want all cores for long.
+
+    Where that cannot be done, the body takes as long as it takes.
+    """
+    groups, over = own_groups(), threading.Event()
+    cpu = groups.v1.get("cpu", groups.v2)
+
+    def lift() -> None:
+        while not over.wait(0.1):
+            for group in [] if cpu is None else cpu.glob(f"{PREFIX}*"):
+                with contextlib.suppress(OSError):
+                    (group / "cpu.idle").write_text("0", encoding="ascii")
+
+    thread = threading.Thread(target=lift, name="lifts guests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

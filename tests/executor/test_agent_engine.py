@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,7 +20,7 @@ import psutil
 import pytest
 from certificate_tools import make_authority
 from prometheus_client import CollectorRegistry
-from run_tools import LONG_S, TOKEN, IdleServing, LendingRun, lending_run, until
+from run_tools import LONG_S, TOKEN, IdleServing, LendingRun, lending_run, lifted_guests, until
 
 from rose.certificates import Certificates, read_certificates
 from rose.cli.executor import open_lender
@@ -52,6 +52,13 @@ from rose_executor.token_route import TokenRoute, open_session
 from rose_transfer.transport.tcp import TcpClient
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _guests_get_a_core() -> Iterator[None]:
+    with lifted_guests():
+        yield
+
 
 SLO = Slo(ttft_s=0.5, tpot_s=0.06)
 KV_BYTES = 32 * 2**20

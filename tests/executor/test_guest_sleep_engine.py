@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from random import Random
@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from run_tools import lending_run, until
+from run_tools import lending_run, lifted_guests, until
 from test_agent_engine import KV_BYTES, Executor, executor
 from test_quota_scheduler import PROMPTS
 
@@ -24,6 +24,13 @@ from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.token_route import TokenRoute, open_session
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _guests_get_a_core() -> Iterator[None]:
+    with lifted_guests():
+        yield
+
 
 POOL = KvPool(2 * KV_BYTES, 2 * KV_BYTES, KV_BYTES, freeze_s=1.0, window_s=2.0)
 TOKENS, FILL = 200, 200

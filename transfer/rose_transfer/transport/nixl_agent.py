@@ -26,6 +26,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 import uuid
 import weakref
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from rose.machine import rdma_devices
 
 _PACKAGES = ("nixl_cu12", "nixl_cu13")
 _WAKES_EVERY_US = 10_000
+_SEES_OUT_EVERY_S = 0.02
 _CLASHING = "grpc_tools._protoc_compiler"
 
 
@@ -69,7 +71,8 @@ class NixlAgent:
     """Reads what others lend, or, with `lends`, lends to them too. Safe from any thread; share it within a process.
 
     An agent that lends has a thread of NIXL's that serves its readers; it slows down the reads of the same agent, so a
-    process that does both a lot is better off with two.
+    process that does both a lot is better off with two. It does not sleep while a peer that has begun to connect stands
+    still, and costs a core until that goes on or ends.
 
     `reaches_far` says whether other hosts may read too: there is an RDMA card, or somebody has set UCX_TLS.
 
@@ -173,9 +176,20 @@ class NixlAgent:
     def give_up(self, read: Read) -> None:
         """Wait no more for a read; its memory is the agent's until it is over."""
         with self._lock:
-            if read.handle is not None:
-                self._broken.add(read.peer)
-                self._given_up.append(read)
+            if read.handle is None:
+                return
+            self._broken.add(read.peer)
+            self._given_up.append(read)
+            if len(self._given_up) == 1:
+                of = weakref.ref(self)
+                threading.Thread(target=_see_out, args=[of], name="reads given up", daemon=True).start()
+
+    def swept(self) -> bool:
+        """Take back what reads that were given up held, if they are over. Returns whether all are."""
+        with self._lock:
+            if self._agent is not None:
+                self._sweep()
+            return self._agent is None or not self._given_up
 
     def close(self) -> None:
         """Forget all peers and end the agent; not yet while a read is under way, given up or not."""
@@ -236,6 +250,17 @@ class NixlAgent:
             if all(other.region is not read.region for other in self._given_up):
                 self._agent.deregister_memory(read.region.registration)
                 self._regions.discard(read.region)
+
+
+def _see_out(agent: weakref.ref[NixlAgent]) -> None:
+    """Ask for the agent's reads until all are over.
+
+    A connection that one side has begun and then asks nothing of keeps the thread of the other side awake, at the cost
+    of a core.
+    """
+    while (living := agent()) is not None and not living.swept():
+        del living
+        time.sleep(_SEES_OUT_EVERY_S)
 
 
 _agents: weakref.WeakSet[NixlAgent] = weakref.WeakSet()
