@@ -17,7 +17,6 @@ from bench.coserving_costs import STEP_COSTS, CostsFile
 from rose_executor.engine_env import STEP_LOG
 from rose_executor.guest_trail import GuestTrail
 from rose_executor.quota_scheduler import QuotaKeeping
-from rose_executor.step_log import Plan
 from rose_executor.step_shape import StepShape
 
 
@@ -48,9 +47,9 @@ class _Trail(GuestTrail):
         super().__init__(path)
         self._scheduler = scheduler
 
-    def planned(self, plan: Plan) -> None:
+    def planned(self, *planned: Any) -> None:
         began_s = time.thread_time()
-        super().planned(plan)
+        super().planned(*planned)
         self._scheduler.theirs_s += time.thread_time() - began_s
 
     def ended(self, shape: StepShape, seconds: float) -> None:

@@ -73,20 +73,32 @@ class BoardReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open(path, os.O_RDONLY)
-        self._seen: dict[str, tuple[bytes, bytes, Held[Any] | str]] = {}
+        self._header = header()
+        self._seen: dict[str, tuple[bytes, Held[Any] | str]] = {}
+        self._unreadable = ""
 
     def read(self, half: Half[S], now_s: float) -> Reading[S]:
         """The state of a half at `now_s` of the monotonic clock."""
+        return self.said(half, self.page(), now_s)
+
+    def page(self) -> bytes:
+        """The whole board as it is now, for `said`; empty where it cannot be read."""
         try:
-            page = os.pread(self._fd, BOARD_BYTES, 0)
+            page, self._unreadable = os.pread(self._fd, BOARD_BYTES, 0), ""
         except OSError as error:
-            return Reading(None, why=f"cannot be read: {error.strerror}")
+            page, self._unreadable = b"", f"cannot be read: {error.strerror}"
+        return page
+
+    def said(self, half: Half[S], page: bytes, now_s: float) -> Reading[S]:
+        """The state of a half on a `page` of this board, at `now_s`: for whoever asks several halves at once."""
+        if len(page) != BOARD_BYTES or not page.startswith(self._header):
+            return Reading(None, why=self._unreadable or str(held(page, half, self._header)))
         # Most looks find what the one before has found, only older; the other halves are none of this one's business.
-        begins, own = page[: HEADER.size], page[half.offset : half.offset + HALF_BYTES]
+        own = page[half.offset : half.offset + HALF_BYTES]
         seen = self._seen.get(half.name)
-        if seen is None or seen[1] != own or seen[0] != begins or len(page) != BOARD_BYTES:
-            seen = self._seen[half.name] = begins, own, held(page, half, header())
-        return aged(seen[2], half, now_s)
+        if seen is None or seen[0] != own:
+            seen = self._seen[half.name] = own, held(page, half, self._header)
+        return aged(seen[1], half, now_s)
 
     def read_of_living(self, half: Half[S], now_s: float) -> Reading[S]:
         """The same, unknown if the half has no live writer: what a dead one wrote last is nobody's state."""

@@ -17,9 +17,9 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter, itemgetter
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from rose.errors import ContractError
 from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
@@ -34,8 +34,9 @@ HEADER = struct.Struct("<8sQ16s")
 HALF_BYTES = 512
 BANK_BYTES = HALF_BYTES // 2
 _CHECKSUM = struct.Struct("<Q")
+_NUMBER = struct.Struct("<q")
 _BODY_BYTES = BANK_BYTES - _CHECKSUM.size
-_FORMATS = {"int": "q", "bool": "q", "float": "d"}
+_LETTERS = {int: "q", bool: "?7x", float: "d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,11 @@ class _Form:
     """How a state becomes the body of a bank. Each step of both engines goes through here."""
 
     def __init__(self, kind: type[Any]) -> None:
-        columns = [(field.name, str(field.type)) for field in fields(kind)]
-        self.body = struct.Struct("<qq" + "".join(_FORMATS[type_name] for _, type_name in columns))
-        self.values: Callable[[Any], tuple[Any, ...]] = attrgetter(*(name for name, _ in columns))
-        self.floats = _picker([at for at, (_, type_name) in enumerate(columns) if type_name == "float"])
-        counts = [at for at, (_, type_name) in enumerate(columns) if type_name == "int"]
+        columns = list(get_type_hints(kind).values())
+        self.body = struct.Struct("<qq" + "".join(_LETTERS[column] for column in columns))
+        self.floats = _picker([at for at, column in enumerate(columns) if column is float])
+        counts = [at for at, column in enumerate(columns) if column is int]
         self.counts = _picker([] if kind is Quota else counts)
-        self.bools = [at for at, (_, type_name) in enumerate(columns) if type_name == "bool"]
         self.kind = kind
 
 
@@ -79,8 +78,7 @@ def _picker(positions: list[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
 _FORMS = {half.name: _Form(half.kind) for half in (SERVING, QUOTA, GUEST, SERVING_KV)}
 
 
-@dataclass(frozen=True, slots=True)
-class Held(Generic[S]):
+class Held(NamedTuple, Generic[S]):
     """What a half holds, however old it is by now."""
 
     number: int
@@ -91,11 +89,10 @@ class Held(Generic[S]):
 def encode(half: Half[S], state: S, number: int, written_at_ns: int) -> bytes:
     """One bank. Raises ContractError for a value that does not fit, or is no number."""
     form = _FORMS[half.name]
-    values = form.values(state)
     try:
-        if not math.isfinite(sum(form.floats(values))):
+        if not math.isfinite(sum(form.floats(state))):
             raise ValueError("a value is not finite")
-        body = form.body.pack(number, written_at_ns, *values).ljust(_BODY_BYTES, b"\0")
+        body = form.body.pack(number, written_at_ns, *state).ljust(_BODY_BYTES, b"\0")
     except (struct.error, ValueError, OverflowError, TypeError) as error:
         raise ContractError(f"{state} cannot stand on a board: {error}", expected="64-bit numbers") from error
     return body + _CHECKSUM.pack(_checksum(body, half))
@@ -112,7 +109,7 @@ def held(page: bytes, half: Half[S], header: bytes) -> Held[S] | str:
         return f"the board is cut short: {len(page)} of {BOARD_BYTES} bytes"
     if not page.startswith(header):
         return _wrong_header(page)
-    newest = max((bank for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=None)
+    newest = _newest(page, half)
     if newest is None:
         empty = not any(page[half.offset : half.offset + HALF_BYTES])
         return f"the {half.name} half {'was never written' if empty else 'is torn'}"
@@ -120,8 +117,6 @@ def held(page: bytes, half: Half[S], header: bytes) -> Held[S] | str:
     form = _FORMS[half.name]
     if not _sound(form, values):
         return f"the {half.name} half says what no engine would"
-    for at in form.bools:
-        values[at] = bool(values[at])
     return Held(number, written_at_ns / 1e9, form.kind(*values))
 
 
@@ -142,12 +137,25 @@ def aged(held: Held[S] | str, half: Half[S], now_s: float) -> Reading[S]:
 
 def newest(page: bytes, half: Half[S]) -> int:
     """The highest number that a half holds, 0 where it holds none."""
-    return max((bank[0] for at in (0, 1) if (bank := _bank(page, half, at)) is not None), default=0)
+    bank = _newest(page, half)
+    return 0 if bank is None else int(bank[0])
 
 
-def _bank(page: bytes, half: Half[S], at: int) -> tuple[Any, ...] | None:
+def _newest(page: bytes, half: Half[S]) -> tuple[Any, ...] | None:
+    """The newest bank whose checksum holds; of the other most readers need to know no more than its number."""
+    first, second = half.offset, half.offset + BANK_BYTES
+    if _number(page, first) < _number(page, second):
+        first, second = second, first
+    return _bank(page, half, first) or _bank(page, half, second)
+
+
+def _number(page: bytes, start: int) -> int:
+    number: int = _NUMBER.unpack_from(page, start)[0]
+    return number
+
+
+def _bank(page: bytes, half: Half[S], start: int) -> tuple[Any, ...] | None:
     """Number, time and values of one bank, None where its checksum does not hold."""
-    start = half.offset + at * BANK_BYTES
     body = page[start : start + _BODY_BYTES]
     (checksum,) = _CHECKSUM.unpack_from(page, start + _BODY_BYTES)
     return _FORMS[half.name].body.unpack_from(body) if checksum == _checksum(body, half) else None

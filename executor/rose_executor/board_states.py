@@ -1,18 +1,18 @@
 """What the halves of a board say: the serving engine's state, the guest's quota, and the guest's answer. Pure.
 
 Times `*_at_s` are seconds of the machine's monotonic clock, which all processes of a machine share; 0 is never.
+
+They are tuples because both engines make some in each of their steps: nothing else that cannot change is made as fast.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 S = TypeVar("S")
 
 
-@dataclass(frozen=True, slots=True)
-class ServingState:
+class ServingState(NamedTuple):
     """The serving engine now: after its last step, and with every request that has arrived since.
 
     `steps` counts its steps, `arrivals` the requests that were seen to come. `running` and `waiting` are the engine's
@@ -51,8 +51,7 @@ class ServingState:
         return not (self.running or self.waiting or self.decoding or self.unanswered)
 
 
-@dataclass(frozen=True, slots=True)
-class ServingKv:
+class ServingKv(NamedTuple):
     """What a serving engine that gives memory back holds of its cache: bytes in all, resident, kept beyond its use."""
 
     total_bytes: int = 0
@@ -60,8 +59,7 @@ class ServingKv:
     spare_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(NamedTuple):
     """What the guest may use from its next step on: KV blocks, tokens per step, requests that run at once.
 
     With the gate shut nothing is computed, and running requests keep their blocks within `kv_blocks`. Within the quota
@@ -81,8 +79,7 @@ class Quota:
     move_after_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class GuestState:
+class GuestState(NamedTuple):
     """The guest's scheduler at its last step. An idle guest takes no steps, so its half of the board grows stale.
 
     `computed_steps` counts the finished ones of all `steps` that computed something. `quota_number` is the quota in
@@ -122,8 +119,7 @@ class GuestState:
     starvations: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Reading(Generic[S]):
+class Reading(NamedTuple, Generic[S]):
     """One half as it was read. `state` is None where it must count as unknown, and `why` then says so in words.
 
     `number` counts the writes of a half, whoever made them.
@@ -134,8 +130,7 @@ class Reading(Generic[S]):
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(NamedTuple):
     """What a guest reads in one look: its quota, with its number (0 if there is none), and the serving engine."""
 
     quota: Quota | None

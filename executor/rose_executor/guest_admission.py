@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rose.slo import Slo
 from rose_executor.board_states import Given, Quota
@@ -20,8 +21,7 @@ from rose_executor.step_sampling import StepSampling
 from rose_executor.step_shape import StepShape
 
 
-@dataclass(frozen=True, slots=True)
-class Pending:
+class Pending(NamedTuple):
     """What a guest has before it: `seqs` requests that the next step may serve, with so many tokens behind them.
 
     `under_way` are the steps that have begun and not ended.
@@ -30,6 +30,9 @@ class Pending:
     seqs: int = 1
     context_tokens: int = 0
     under_way: Iterable[StepShape] = ()
+
+
+_NOTHING_KNOWN = Pending()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ class GuestAdmission:
         """How many requests may go on running. While nothing is computed those that run stay: a context costs more."""
         return self.allowed.active_seqs if self.open else self.quota.active_seqs
 
-    def look(self, given: Given, now_s: float, pending: Pending = Pending()) -> None:
+    def look(self, given: Given, now_s: float, pending: Pending = _NOTHING_KNOWN) -> None:
         """Take what the board says."""
         if self.open:
             self.open_s += now_s - self._looked_at_s
@@ -86,7 +89,7 @@ class GuestAdmission:
         self.quota_number = given.quota_number
         if given.serving is not None:
             self.arrivals = given.serving.arrivals
-        if given.quota is None or given.quota is not self._given:
+        if given.quota is None or given.quota != self._given:
             self._take(given.quota)
         self.allowed = self._allow(given, now_s, pending)
 

@@ -28,13 +28,14 @@ class GuestBoard:
 
     def look(self, now_s: float) -> Given:
         """At `now_s` of the monotonic clock."""
-        quota = self._reader.read(QUOTA, now_s)
+        page = self._reader.page()
+        quota = self._reader.said(QUOTA, page, now_s)
         if quota.state is None:
             if now_s >= self._look_again_s:
                 self._look_again_s = now_s + _REOPEN_S
                 self._follow()
             return Given(None, 0, None)
-        return Given(quota.state, quota.number, self._reader.read(SERVING, now_s).state)
+        return Given(quota.state, quota.number, self._reader.said(SERVING, page, now_s).state)
 
     def report(self, state: GuestState) -> None:
         """A board that cannot be written keeps the gate shut soon enough: its quota cannot be renewed either."""

@@ -25,10 +25,10 @@ class GuestTrail:
         self._log = None if path is None else StepLogWriter(path)
         self._plans: deque[Plan] = deque()
 
-    def planned(self, plan: Plan) -> None:
-        """A step that computes something begins."""
+    def planned(self, at_s: float, arrivals: int, kv_blocks_used: int, kv_blocks: int) -> None:
+        """A step that computes something begins; see `Plan`."""
         if self._log is not None:
-            self._plans.append(plan)
+            self._plans.append(Plan(at_s, arrivals, kv_blocks_used, kv_blocks))
 
     def ended(self, shape: StepShape, seconds: float) -> None:
         """The oldest that has begun is over."""

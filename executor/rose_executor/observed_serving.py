@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 
 from rose_executor.board_states import ServingState
 from rose_executor.serving_page import PageFigures, Sum
@@ -52,8 +51,7 @@ class ObservedServing:
         self._queue(page.waiting, round(grown["first_token_s"].count), before.looked_at_s or asked_at_s)
         # Without the null block, which is never anybody's.
         blocks = max(0, (page.kv_blocks or 1) - 1) if page.kv_usage is not None else 0
-        self.state = replace(
-            before,
+        self.state = before._replace(
             steps=before.steps + steps,
             running=page.running,
             waiting=page.waiting,

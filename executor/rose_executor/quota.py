@@ -8,7 +8,7 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rose_executor.board_states import Quota
 
@@ -22,8 +22,7 @@ def within(quota: Quota, limits: Quota) -> Quota:
     def between(figure: int, most: int) -> int:
         return max(0, min(figure, most))
 
-    return replace(
-        quota,
+    return quota._replace(
         kv_blocks=between(quota.kv_blocks, limits.kv_blocks),
         tokens_per_step=between(quota.tokens_per_step, limits.tokens_per_step),
         active_seqs=between(quota.active_seqs, limits.active_seqs),
@@ -37,7 +36,7 @@ def within(quota: Quota, limits: Quota) -> Quota:
 
 def shut(quota: Quota) -> Quota:
     """The same with the gate shut."""
-    return replace(quota, gate_open=False)
+    return quota._replace(gate_open=False)
 
 
 def computes(quota: Quota) -> bool:

@@ -36,7 +36,6 @@ from rose_executor.profile_store import read_profile
 from rose_executor.quota import StarvedWatch
 from rose_executor.stalled import Stalled
 from rose_executor.step_clock import step_clock
-from rose_executor.step_log import Plan
 from rose_executor.step_meter import StepMeter
 from rose_executor.step_shape import scheduled_shape
 
@@ -89,7 +88,8 @@ class QuotaKeeping(Keeping):
         output = super().schedule(*args, **kwargs)
         self._guest_meter.scheduled(scheduled_shape(self.requests, output.num_scheduled_tokens))  # type: ignore[attr-defined]
         if output.total_num_scheduled_tokens:
-            self._guest_trail.planned(self._plan(planned_at_s))
+            admission = self._guest_admission
+            self._guest_trail.planned(planned_at_s, admission.arrivals, self._used_blocks(), admission.quota.kv_blocks)
         self._give_back_stalled(output.num_scheduled_tokens)
         self._report(output.total_num_scheduled_tokens)
         return output
@@ -119,10 +119,6 @@ class QuotaKeeping(Keeping):
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
         last = self._guest_meter.shape
         return Pending(max(1, running + waiting), last.context_tokens + last.tokens, self._guest_meter.under_way)
-
-    def _plan(self, at_s: float) -> Plan:
-        admission = self._guest_admission
-        return Plan(at_s, admission.arrivals, self._used_blocks(), admission.quota.kv_blocks)
 
     def _wait_at_the_gate(self) -> None:
         """Stay here a little while nothing may be computed, and leave as soon as something may."""

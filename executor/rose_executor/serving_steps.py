@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
 
 from rose_executor.board_states import ServingState
 from rose_executor.step_profile import StepProfile
@@ -133,8 +132,7 @@ class ServingSteps:
         """The state between two steps, as the books say now."""
         count, oldest_s = self._owed()
         first_token_s, next_step_s = self._expected(count, self.state.kv_blocks_used)
-        self.state = replace(
-            self.state,
+        self.state = self.state._replace(
             arrivals=self.state.arrivals + came,
             unanswered=count,
             oldest_unanswered_at_s=oldest_s,

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from rose.errors import ConfigError
 from rose.slo import Slo
@@ -69,8 +69,7 @@ class StepCost(Protocol):
     def tokens_within(self, seconds: float, tokens_max: int) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Allowance:
+class Allowance(NamedTuple):
     """What the guest may compute per step now: nothing where `tokens_per_step` is 0.
 
     `active_seqs` follows the most that it was allowed in the last seconds: a request set back costs its whole context,

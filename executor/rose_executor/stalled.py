@@ -13,7 +13,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 SET_BACKS_MAX = 3
 
@@ -35,11 +35,11 @@ class Stalled:
         self._set_backs[request_id] = self._set_backs.get(request_id, 0) + 1
         self._fed.discard(request_id)
 
-    def stepped(self, computed: Iterable[str], *, now_s: float) -> None:
+    def stepped(self, computed: Collection[str], *, now_s: float) -> None:
         """A step was planned, in which these compute something."""
-        for request_id in computed:
-            self._progressed_at_s[request_id] = now_s
-            self._fed.add(request_id)
+        if computed:
+            self._progressed_at_s.update(dict.fromkeys(computed, now_s))
+            self._fed.update(computed)
             self._open_at_s = now_s
 
     def due(self, present: Collection[str], move_after_s: float, now_s: float) -> list[str]:

@@ -13,13 +13,13 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rose.errors import EngineError
 from rose_executor.step_shape import StepShape
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What a guest knew as it planned a step, at `at_s` of the monotonic clock: requests that had come to the serving
     engine, and its own KV blocks in use behind the quota's.
     """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(NamedTuple):
     """`tokens` are computed in the step, for `seqs` sequences of it, which together have `context_tokens` behind them.
 
     Those were computed in earlier steps: their keys and values are what this one reads. Not counted are the tokens that
@@ -25,5 +23,6 @@ def scheduled_shape(requests: Mapping[str, Any], scheduled: Mapping[str, int]) -
 
     vLLM counts the tokens of a step as computed as soon as it has scheduled them.
     """
-    behind = sum(requests[one].num_computed_tokens - new for one, new in scheduled.items())
-    return StepShape(sum(scheduled.values()), len(scheduled), behind)
+    tokens = sum(scheduled.values())
+    behind = sum([requests[one].num_computed_tokens for one in scheduled]) - tokens
+    return StepShape(tokens, len(scheduled), behind)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.slack import slack_s
 
 LIMITS = Quota(kv_blocks=100, tokens_per_step=512, active_seqs=16, gate_open=True)
-ASKING = replace(LIMITS, ttft_s=SLO.ttft_s, tpot_s=SLO.tpot_s)
+ASKING = LIMITS._replace(ttft_s=SLO.ttft_s, tpot_s=SLO.tpot_s)
 POOL = KvPool(pool_bytes=100 * 2**20, serving_bytes=80 * 2**20, guest_bytes=50 * 2**20)
 DECODING = ServingState(steps=3, running=1, decoding=1, next_step_s=0.001)
 
@@ -108,7 +108,7 @@ def test_whatever_is_on_the_board_the_guest_goes_on_within_its_limits(serving: S
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["next_step_s", "first_token_s", "stepped_at_s", "oldest_unanswered_at_s"])
 def test_a_time_that_is_no_number_never_opens_the_gate(name: str, broken: float) -> None:
-    seen = reading(SERVING, replace(DECODING, unanswered=1, **{name: broken}))
+    seen = reading(SERVING, DECODING._replace(unanswered=1, **{name: broken}))
     assert seen.state is None
     assert seen.why == "the serving half says what no engine would"
     assert slack_s(seen.state, SLO, time.monotonic()) == 0
@@ -117,7 +117,7 @@ def test_a_time_that_is_no_number_never_opens_the_gate(name: str, broken: float)
 @pytest.mark.parametrize(
     ("half", "state"),
     [
-        (SERVING, replace(DECODING, running=-1)),
+        (SERVING, DECODING._replace(running=-1)),
         (GUEST, GuestState(preemptions=-1)),
         (SERVING_KV, ServingKv(resident_bytes=-1)),
     ],

@@ -46,7 +46,7 @@ def test_what_is_allowed(quota: Quota | None, serving: ServingState | None, allo
 def test_without_slack_running_requests_stay_and_a_smaller_quota_takes_them() -> None:
     made = admission(ASKING, LATE)
     assert made.seqs_kept == 8
-    made.look(Given(replace(ASKING, active_seqs=3), 8, LATE), 10.1)
+    made.look(Given(ASKING._replace(active_seqs=3), 8, LATE), 10.1)
     assert made.seqs_kept == 3
     made.look(Given(None, 0, LATE), 10.2)
     assert (made.seqs_kept, made.quota.gate_open, made.quota_number) == (3, False, 0)
@@ -68,9 +68,9 @@ def test_a_step_under_way_counts_by_what_it_is_expected_to_cost() -> None:
         made.computed(StepShape(5), 0.005, 10.0)
         made.computed(StepShape(40), 0.04, 10.0)
     serving = ServingState(steps=10, running=1, decoding=1, next_step_s=0.01)
-    made.look(Given(ASKING, 8, replace(serving, stepped_at_s=11.0)), 11.0)
+    made.look(Given(ASKING, 8, serving._replace(stepped_at_s=11.0)), 11.0)
     alone = made.allowed.tokens_per_step
-    made.look(Given(ASKING, 8, replace(serving, steps=11, stepped_at_s=11.0)), 11.0, Pending(under_way=[StepShape(20)]))
+    made.look(Given(ASKING, 8, serving._replace(steps=11, stepped_at_s=11.0)), 11.0, Pending(under_way=[StepShape(20)]))
     assert alone == pytest.approx(20, abs=1)
     assert made.allowed.tokens_per_step == pytest.approx(10, abs=1)
 

@@ -16,7 +16,7 @@ PLAN, SHAPE = Plan(1.5, 3, 10, 20), StepShape(4, 2, 100)
 
 def test_each_step_is_written_with_its_plan(tmp_path: Path) -> None:
     trail = GuestTrail(tmp_path / "steps")
-    trail.planned(PLAN)
+    trail.planned(*PLAN)
     trail.ended(SHAPE, 0.25)
     assert read_steps(tmp_path / "steps") == [SeenStep(SHAPE, 0.25, PLAN)]
 
@@ -25,7 +25,7 @@ def test_a_full_disk_ends_the_record_and_not_the_guest(caplog: pytest.LogCapture
     trail = GuestTrail(Path("/dev/full"))
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            trail.planned(PLAN)
+            trail.planned(*PLAN)
             trail.ended(SHAPE, 0.25)
     (line,) = caplog.messages
     assert line == "the guest's steps are written down no more: [Errno 28] No space left on device"
@@ -33,5 +33,5 @@ def test_a_full_disk_ends_the_record_and_not_the_guest(caplog: pytest.LogCapture
 
 def test_without_a_file_nothing_is_kept() -> None:
     trail = GuestTrail(None)
-    trail.planned(PLAN)
+    trail.planned(*PLAN)
     trail.ended(SHAPE, 0.25)

@@ -7,7 +7,6 @@ import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,7 +79,7 @@ def test_an_idle_serving_engine_opens_the_gate_and_its_silence_shuts_it(tmp_path
     serving = HalfWriter(path, SERVING)
     serving.write(idle())
     assert watching.look()
-    assert quota(path) == replace(SHUT, gate_open=True)
+    assert quota(path) == SHUT._replace(gate_open=True)
     # What an hour of silence looks like: the half was last written long ago.
     os.pwrite(serving._fd, bytes(512), SERVING.offset)
     assert watching.look()

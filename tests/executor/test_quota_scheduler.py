@@ -9,7 +9,6 @@ import random
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,10 +267,10 @@ def test_requests_that_may_not_compute_for_long_are_given_back_with_their_tokens
     async def run() -> None:
         reference = await greedy(guest.rig.route(), f"whole-{guest.path.name}")
         async with guest.renewed():
-            guest.give(replace(FREE, tokens_per_step=4, move_after_s=0.3))
+            guest.give(FREE._replace(tokens_per_step=4, move_after_s=0.3))
             streams = asyncio.create_task(outputs_of(guest, "moved"))
             await guest.until(lambda state: state.running > 2 and state.running + state.waiting == len(PROMPTS))
-            guest.give(replace(FREE, gate_open=False, move_after_s=0.3))
+            guest.give(FREE._replace(gate_open=False, move_after_s=0.3))
             outputs = await streams
             assert {output.finish for output in outputs} == {Finish.ABORT}
             counts = [guest.engine.page.request(f"moved-{index}") for index in range(len(PROMPTS))]
@@ -294,11 +293,11 @@ def test_nobody_is_set_back_for_ever(guest: Guest) -> None:
         async with guest.renewed():
             before = guest.state() or GuestState()
             streams = asyncio.create_task(outputs_of(guest, "thrown"))
-            much = replace(FREE, tokens_per_step=16, move_after_s=60.0)
+            much = FREE._replace(tokens_per_step=16, move_after_s=60.0)
             while not streams.done():
                 guest.give(much)
                 await guest.until(lambda state: state.kv_blocks_used > 16 or streams.done())
-                await guest.taken_unless(streams, replace(much, kv_blocks=14))
+                await guest.taken_unless(streams, much._replace(kv_blocks=14))
             outputs = await streams
             after = await guest.until(lambda state: state.running + state.waiting == 0)
             given_back = [output for output in outputs if output.finish is Finish.ABORT]
@@ -312,7 +311,7 @@ def test_nobody_is_set_back_for_ever(guest: Guest) -> None:
 
 
 def test_no_step_is_taken_that_serving_has_no_slack_for(guest: Guest) -> None:
-    asking = replace(FREE, ttft_s=0.4, tpot_s=0.05)
+    asking = FREE._replace(ttft_s=0.4, tpot_s=0.05)
     late = ServingState(steps=9, running=1, decoding=1, next_step_s=0.06)
 
     async def run() -> None:
@@ -322,7 +321,7 @@ def test_no_step_is_taken_that_serving_has_no_slack_for(guest: Guest) -> None:
         async def say() -> None:
             # Each a step further: what the guest computes counts against one step of serving alone.
             for steps in itertools.count(9):
-                serving.write(replace(said[0], steps=steps))
+                serving.write(said[0]._replace(steps=steps))
                 await asyncio.sleep(0.01)
 
         async with guest.renewed():
@@ -333,7 +332,7 @@ def test_no_step_is_taken_that_serving_has_no_slack_for(guest: Guest) -> None:
             later = await guest.until(lambda state: state.steps >= held.steps + 20)
             assert (later.computed_steps, later.slack_s, later.allowed_tokens) == (held.computed_steps, 0.0, 0)
             assert later.starved_at_s == 0.0
-            said[0] = replace(late, next_step_s=0.001, stepped_at_s=1e6)  # a step that ends at any moment
+            said[0] = late._replace(next_step_s=0.001, stepped_at_s=1e6)  # a step that ends at any moment
             await guest.until(lambda state: state.computed_steps > later.computed_steps and state.slack_s > 0.02)
             said[0] = ServingState()
             await streams

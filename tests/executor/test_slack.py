@@ -78,7 +78,7 @@ def test_slack(state: ServingState | None, slack: float) -> None:
 
 def observed(state: ServingState, looked_at_s: float = 99.9) -> ServingState:
     """The same, seen from outside."""
-    return replace(state, looked_at_s=looked_at_s)
+    return state._replace(looked_at_s=looked_at_s)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_between_two_looks_a_guest_costs_no_token_of_serving_its_time(
     policy = SlackPolicy(SLO, tokens_max=256, seqs_max=64, interference=interference)
     admission, profile = SlackAdmission(), cost(per_token_s)
     for look in range(2):  # in less than the second after which it may try
-        state = observed(replace(state, next_step_s=next_step_s), 100.0 + 0.4 * look)
+        state = observed(state._replace(next_step_s=next_step_s), 100.0 + 0.4 * look)
         total_s = 0.0
         for tick in range(80):
             tokens = admission.allow(state, policy, profile, state.looked_at_s + TICK_S * tick).tokens_per_step

@@ -8,7 +8,7 @@ partition: a guest's step keeps a serving step waiting for as long as it takes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -149,8 +149,7 @@ class World:
             admission.computed(shape, seconds, self.now)
             self._computed += 1
             self.computed_at.append((self.now, tokens))
-        self._state = replace(
-            self._state,
+        self._state = self._state._replace(
             steps=self._state.steps + 1,
             computed_steps=self._computed,
             kv_blocks_used=self._held,
