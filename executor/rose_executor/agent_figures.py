@@ -143,7 +143,10 @@ class AgentFigures:
         self._metrics.kv_turns.inc(self._turns.by(memory.turns))
         state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
         held_mib = memory.held_bytes // 2**20
-        self._status.part("memory", state, f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far")
+        words = f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far"
+        if memory.gives_back is False:
+            words += "; the guest gives no memory back"
+        self._status.part("memory", state, words)
 
     def _show_presence(self) -> None:
         presence, metrics = self.presence, self._metrics

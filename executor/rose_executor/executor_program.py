@@ -35,7 +35,7 @@ from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
 from rose_executor.serving_observer import ServingObserver
-from rose_executor.tiers import FIXED_SPLIT, Memory, TierNow, tier_now
+from rose_executor.tiers import TierNow, memory_now, tier_now
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -170,15 +170,10 @@ class _Program:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tier(self, serving: ServingState | None) -> TierNow:
-        why = "" if self._observer is None else self._observer.trouble
-        return tier_now(serving, self._partitioner.describe(), self._memory(), why)
-
-    def _memory(self) -> Memory:
-        """Elastic where a pool is shared out, and serving's part of it follows its use."""
-        seen, budget = self._watch.seen, self._watch.rules.kv.figures(time.monotonic())
-        if budget is None or seen is None or seen.serving_kv.state is None:
-            return FIXED_SPLIT
-        return Memory("shared pool", elastic=True)
+        seen, why = self._watch.seen, "" if self._observer is None else self._observer.trouble
+        serving_kv = None if seen is None else seen.serving_kv.state
+        memory = memory_now(self._watch.rules.kv.figures(time.monotonic()), serving_kv)
+        return tier_now(serving, self._partitioner.describe(), memory, why)
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:

@@ -200,6 +200,7 @@ class QuotaKeeping(Keeping):
                 kv_blocks_used=self._used_blocks(),
                 kv_blocks_total=admission.limits.kv_blocks,
                 kv_blocks_resident=self.kv_backing.resident_blocks,
+                kv_gives_back=not self.kv_backing.off,
                 step_s=meter.seconds,
                 step_tokens=meter.shape.tokens,
                 step_seqs=meter.shape.seqs,

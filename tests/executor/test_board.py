@@ -47,6 +47,7 @@ GUESSED = GuestState(
     waiting=1,
     kv_blocks_used=30,
     kv_blocks_total=511,
+    kv_gives_back=True,
     step_s=0.02,
     step_tokens=64,
     busy_s=2.25,
