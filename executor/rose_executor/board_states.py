@@ -98,6 +98,10 @@ class GuestState:
     `preemptions` counts requests that a shrinking quota set back, `moved` those that were given back with their tokens.
     `starved_at_s` is when requests began to wait that no step can take although the gate is open, 0 while none do;
     `starvations` counts how often that began.
+
+    `profile_steps` counts the steps that its profile has ever learnt from, `step_margin` is what every estimate of that
+    is multiplied by. `drifted_at_s` is since when steps cost another amount than expected, 0 while they do not, and
+    `drift_factor` is what one in ten of them exceeds that by (see `step_drift`).
     """
 
     steps: int = 0
@@ -122,6 +126,10 @@ class GuestState:
     moved: int = 0
     starved_at_s: float = 0.0
     starvations: int = 0
+    profile_steps: int = 0
+    step_margin: float = 1.0
+    drifted_at_s: float = 0.0
+    drift_factor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

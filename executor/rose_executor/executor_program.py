@@ -115,7 +115,7 @@ class _Program:
             watch,
             partitioner,
             shelf,
-            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier),
+            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier, lambda: plan.keeper.trouble),
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
             round(config.memory.keep_free_gib * 2**30),
@@ -142,7 +142,6 @@ class _Program:
             opening = open_lender(join.scheduler, self._token, self._certificates, self._waits)
             lender = await stack.enter_async_context(opening)
             stack.callback(self._plan.keeper.save)
-            stack.callback(asyncio.create_task(self._plan.keeper.run(), name="profile keeper").cancel)
             self._tell(counts_address, shown.url)
             ready(counts_address, shown.url)
             weights = section.state.absolute() / "weights"
@@ -154,8 +153,11 @@ class _Program:
         return asked.result() is signal.SIGTERM
 
     async def _until_asked(self, asked: asyncio.Future[signal.Signals], joined: Joined) -> None:
-        """Raises what ends the agent by itself."""
-        tasks = [asyncio.create_task(self._agent.run(joined), name="agent")]
+        """Raises what ends the agent, or one of those beside it, by itself."""
+        tasks = [
+            asyncio.create_task(self._agent.run(joined), name="agent"),
+            asyncio.create_task(self._plan.keeper.run(), name="profile keeper"),
+        ]
         if self._observer is not None:
             tasks.append(asyncio.create_task(self._observer.run(), name="observer"))
         ends: set[asyncio.Future[Any]] = {asked, *tasks}

@@ -183,6 +183,7 @@ class QuotaKeeping(Keeping):
     def _report(self, scheduled_tokens: int) -> None:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
         admission, meter, starved = self._guest_admission, self._guest_meter, self._guest_starved
+        profile, drift = admission.profile, admission.profile.drifted
         starved.stepped(
             wanted=running + waiting > 0,
             allowed=admission.open,
@@ -214,6 +215,10 @@ class QuotaKeeping(Keeping):
                 moved=self._guest_moved,
                 starved_at_s=starved.since_s,
                 starvations=starved.count,
+                profile_steps=profile.steps,
+                step_margin=profile.margin,
+                drifted_at_s=0.0 if drift is None else drift.since_s,
+                drift_factor=0.0 if drift is None else drift.factor,
             )
         )
 

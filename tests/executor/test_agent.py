@@ -39,6 +39,7 @@ from rose_executor.lender import GuestNow, GuestOffer
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.slack import SlackPolicy
+from rose_executor.step_shape import StepShape
 from rose_executor.tiers import FIXED_SPLIT, TierNow, tier_now
 
 SLO = Slo(ttft_s=0.4, tpot_s=0.05)
@@ -114,6 +115,7 @@ class Scene:
     def __init__(self, folder: Path, model: Path, spawner: Spawner, restarts_max: int = 1) -> None:
         self.floor, self.metrics, self.waits = Floor(), ExecutorMetrics(), WaitBoard()
         self.spawner = spawner
+        self.unkept = ""
         self.shelf = PageShelf(folder / "pages", self.waits)
         rules = GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31))
         self.watch = GuestWatch(folder / "board", rules, self.floor)
@@ -124,7 +126,7 @@ class Scene:
             self.watch,
             self.floor,
             self.shelf,
-            AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier),
+            AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier, lambda: self.unkept),
             self.waits,
             self._launcher,
         )
@@ -296,6 +298,48 @@ def test_a_guest_that_gives_no_memory_back_is_named(folder: Path, tiny_model: Pa
     assert shown(keeps).endswith("512 are; 0 cuts so far; the guest gives no memory back")
     assert shown(None).endswith("back")
     assert shown(replace(keeps, kv_gives_back=True)).endswith("so far")
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    for at in range(40):  # what the executor learns by itself says nothing of the guest
+        scene.watch.profile.saw(StepShape(8, 1), 0.01 if at < 20 else 0.09, float(at))
+    assert scene.watch.profile.drifted is not None
+    now_s = time.monotonic()
+    holds = GuestState(profile_steps=300)
+    drifted = replace(holds, step_margin=1.75, drifted_at_s=now_s - 7, drift_factor=2.5)
+
+    def shown(guest: GuestState | None) -> tuple[str, str, float | None]:
+        scene.watch.seen = Looked(Reading(None), Reading(guest))
+        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        margin = scene.metrics.registry.get_sample_value("rose_executor_step_margin")
+        return *part(scene, "step profile"), margin
+
+    assert shown(None) == ("unknown", "the guest has not said yet what its steps cost", 1)
+    assert shown(GuestState()) == ("unknown", "no step was seen yet: the guest begins with a few tokens", 1)
+    assert shown(holds) == ("holds", "learnt from 300 steps", 1)
+    assert shown(drifted) == ("drifted", "for 7 s, by a factor of 2.50; margin 1.75", 1.75)
+    assert shown(None) == ("drifted", "for 7 s, by a factor of 2.50; margin 1.75", 1.75)  # it idles
+    scene.agent._figures.restarted()
+    assert shown(None) == ("unknown", "the guest has not said yet what its steps cost", 1)
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_what_cannot_be_kept_of_the_profile_is_told_beside_it(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+
+    def shown() -> tuple[str, str]:
+        scene.watch.seen = Looked(Reading(None), Reading(GuestState(profile_steps=300)))
+        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        return part(scene, "step profile")
+
+    scene.unkept = "no space left"
+    assert shown() == ("holds", "learnt from 300 steps; what is learnt is not kept: no space left")
+    scene.unkept = ""
+    assert shown() == ("holds", "learnt from 300 steps")
     scene.watch.close()
     scene.shelf.close()
 

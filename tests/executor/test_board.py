@@ -58,6 +58,10 @@ GUESSED = GuestState(
     preemptions=5,
     moved=3,
     starvations=1,
+    profile_steps=300,
+    step_margin=1.75,
+    drifted_at_s=980.5,
+    drift_factor=2.5,
 )
 
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from rose.errors import EngineError
 from rose.waits import WaitBoard
-from rose_executor import executor_program
+from rose_executor import executor_program, guest_plan
 from rose_executor.board import GUEST, SERVING, SERVING_KV, BoardReader, HalfWriter
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.counts_client import Counts, CountsClient
@@ -25,6 +26,7 @@ from rose_executor.executor_config import load_executor_config
 from rose_executor.executor_program import run_executor
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.page_shelf import PageShelf
+from rose_executor.profile_keeper import ProfileKeeper
 from rose_executor.token_page import PageWriter
 
 TOKEN = "0123456789abcdef" * 2
@@ -159,6 +161,51 @@ def test_the_guest_itself_says_whether_its_memory_goes_back(
     assert "KV memory fixed split, until the guest says" in untold
     assert "KV memory fixed split, because the guest gives none back" in kept
     assert "fixed split" not in given
+
+
+def test_a_keeper_of_profiles_that_fails_ends_the_executor_with_the_cause(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(keeper: ProfileKeeper) -> None:
+        raise EngineError("what was learnt is not to be had")
+
+    monkeypatch.setattr(executor_program, "Agent", Guarding)
+    monkeypatch.setattr(ProfileKeeper, "run", fails)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        config = load_executor_config(written(tmp_path, tiny_model), None, {"out": tmp_path / "runs"})
+        with pytest.raises(EngineError, match="not to be had"):
+            run_executor(config, no_lender, lambda *_: None)
+
+
+def test_what_keeps_a_profile_from_the_disk_is_what_the_status_shows(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Troubled(Guarding):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            told.append(args[5]._unkept())
+            keepers[0].trouble = "no space left"
+            told.append(args[5]._unkept())
+
+        async def run(self, joined: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await super().run(joined)
+
+    class Known(ProfileKeeper):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            keepers.append(self)
+
+    told: list[str] = []
+    keepers: list[ProfileKeeper] = []
+    monkeypatch.setattr(executor_program, "Agent", Troubled)
+    monkeypatch.setattr(guest_plan, "ProfileKeeper", Known)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        config = load_executor_config(written(tmp_path, tiny_model), None, {"out": tmp_path / "runs"})
+        assert run_executor(config, no_lender, lambda *_: None)
+    assert told == ["", "no space left"]
 
 
 def written(folder: Path, model: Path, serving: str = "", more: str = "") -> Path:
