@@ -20,7 +20,6 @@ from rose_executor.kv_budget import MemoryFigures
 from rose_executor.lender import Lender
 from rose_executor.lending import Lent
 from rose_executor.meters import Growth, Share
-from rose_executor.step_profile import StepProfile
 from rose_executor.tiers import Tier, TierNow
 from rose_executor.version_follower import Followed
 
@@ -30,7 +29,8 @@ _MS = 1000
 class AgentFigures:
     """Shows what `show` is given. `slo` is the serving engine's, `tier_of` says which tier a state of it comes to.
 
-    `presence` is the guest's, None before it has any.
+    `unkept` says why what was learnt of the guest's steps could last not be kept, "" if it could. `presence` is the
+    guest's, None before it has any.
     """
 
     def __init__(
@@ -40,16 +40,19 @@ class AgentFigures:
         waits: WaitBoard,
         slo: Slo,
         tier_of: Callable[[ServingState | None], TierNow],
+        unkept: Callable[[], str],
     ) -> None:
         self._metrics = metrics
         self._status = status
         self._waits = waits
         self._tier_of = tier_of
+        self._unkept = unkept
         self._computed = {"serving": Share(), "guest": Share()}
         self._open = Share()
         self._preemptions, self._moved, self._starvations = Growth(), Growth(), Growth()
         self._cuts, self._turns = Growth(), Growth()
         self._reborn = False
+        self._said: GuestState | None = None
         self._engine = ("starting", "")
         self.presence: GuestPresence | None = None
         metrics.slo_seconds.labels(what="ttft").set(slo.ttft_s)
@@ -86,15 +89,8 @@ class AgentFigures:
             self._show_idle("guest")  # an engine without work takes no steps, and says nothing
         else:
             self._show_engine("guest", guest, now_s)
-        if guest is None and self._reborn:
-            # Not before: for a while the board still tells of the one that died.
-            self._preemptions, self._moved, self._starvations, self._reborn = Growth(), Growth(), Growth(), False
-        if guest is not None:
-            self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
-            self._metrics.moved.inc(self._moved.by(guest.moved))
-            self._metrics.starvations.inc(self._starvations.by(guest.starvations))
-        self._metrics.step_margin.set(watch.profile.margin)
-        self._status.part("step profile", *_profile_words(watch.profile, now_s))
+        self._heard(guest)
+        self._show_profile(now_s)
         self._show_memory(watch.rules.kv.figures(now_s))
         self._show_presence()
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
@@ -107,6 +103,17 @@ class AgentFigures:
         self._status.part("follower", *_follower_words(life))
         self._status.part("scheduler", "no answer" if lender.trouble else "reached", lender.trouble)
         self._status.fact("guest tokens", tokens)
+
+    def _heard(self, guest: GuestState | None) -> None:
+        if guest is None and self._reborn:
+            # Not before: for a while the board still tells of the one that died.
+            self._preemptions, self._moved, self._starvations, self._reborn = Growth(), Growth(), Growth(), False
+            self._said = None
+        if guest is not None:
+            self._metrics.preemptions.inc(self._preemptions.by(guest.preemptions))
+            self._metrics.moved.inc(self._moved.by(guest.moved))
+            self._metrics.starvations.inc(self._starvations.by(guest.starvations))
+            self._said = guest
 
     def _show_engine(self, who: str, state: ServingState | GuestState | None, now_s: float) -> None:
         if state is None:
@@ -143,7 +150,19 @@ class AgentFigures:
         self._metrics.kv_turns.inc(self._turns.by(memory.turns))
         state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
         held_mib = memory.held_bytes // 2**20
-        self._status.part("memory", state, f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far")
+        words = f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far"
+        if memory.gives_back is False:
+            words += "; the guest gives no memory back"
+        self._status.part("memory", state, words)
+
+    def _show_profile(self, now_s: float) -> None:
+        """That of the guest, which it plans by. One that says nothing learns nothing: what it said last still holds."""
+        self._metrics.step_margin.set(1.0 if self._said is None else self._said.step_margin)
+        state, detail = _profile_words(self._said, now_s)
+        unkept = self._unkept()
+        self._status.part(
+            "step profile", state, f"{detail}; what is learnt is not kept: {unkept}" if unkept else detail
+        )
 
     def _show_presence(self) -> None:
         presence, metrics = self.presence, self._metrics
@@ -208,14 +227,15 @@ def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str
     return "serving", f"{serving.decoding} answering, {serving.unanswered} before their first token, {slack}"
 
 
-def _profile_words(profile: StepProfile, now_s: float) -> tuple[str, str]:
-    if not profile.steps:
+def _profile_words(guest: GuestState | None, now_s: float) -> tuple[str, str]:
+    if guest is None:
+        return "unknown", "the guest has not said yet what its steps cost"
+    if not guest.profile_steps:
         return "unknown", "no step was seen yet: the guest begins with a few tokens"
-    drift = profile.drifted
-    if drift is None:
-        return "holds", f"learnt from {profile.steps} steps"
-    for_s = now_s - drift.since_s
-    return "drifted", f"for {for_s:.0f} s, by a factor of {drift.factor:.2f}; margin {profile.margin:.2f}"
+    if not guest.drifted_at_s:
+        return "holds", f"learnt from {guest.profile_steps} steps"
+    for_s = now_s - guest.drifted_at_s
+    return "drifted", f"for {for_s:.0f} s, by a factor of {guest.drift_factor:.2f}; margin {guest.step_margin:.2f}"
 
 
 def _follower_words(life: GuestLife | None) -> tuple[str, str]:

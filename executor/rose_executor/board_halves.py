@@ -27,7 +27,7 @@ from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, Se
 S = TypeVar("S", ServingState, Quota, GuestState, ServingKv)
 
 MAGIC = b"ROSEBORD"
-LAYOUT = 5
+LAYOUT = 6
 BOARD_BYTES = 2560
 HEADER = struct.Struct("<8sQ16s")
 """Magic, layout version, the machine's boot."""

@@ -84,16 +84,21 @@ class GuestState(NamedTuple):
 
     `computed_steps` counts the finished ones of all `steps` that computed something. `quota_number` is the quota in
     force, 0 where it shut its gate by itself; `kv_blocks_total` is what it has without any quota, and behind
-    `kv_blocks_resident` of these there is memory: all, where it gives none back. `step_s` is what the last step cost
-    that computed something, `step_tokens`, `step_seqs` and `step_context_tokens` what it had to do (see `step_shape`),
-    `busy_s` is the sum over all of them; on CPU the seconds are processor time, because waiting for the processor
-    costs the serving engine nothing.
+    `kv_blocks_resident` of these there is memory. `kv_gives_back` is whether memory behind blocks that nobody uses goes
+    back; where it does not, all of them are resident. `step_s` is what the last step cost that computed something,
+    `step_tokens`, `step_seqs` and `step_context_tokens` what it had to do (see `step_shape`), `busy_s` is the sum over
+    all of them; on CPU the seconds are processor time, because waiting for the processor costs the serving engine
+    nothing.
 
     `slack_s` is what serving could still lose when the last step was planned, `allowed_tokens` what that step might
     compute at most, `allowed_seqs` how many requests may run; `open_s` is for how long more than nothing was allowed.
     `preemptions` counts requests that a shrinking quota set back, `moved` those that were given back with their tokens.
     `starved_at_s` is when requests began to wait that no step can take although the gate is open, 0 while none do;
     `starvations` counts how often that began.
+
+    `profile_steps` counts the steps that its profile has ever learnt from, `step_margin` is what every estimate of that
+    is multiplied by. `drifted_at_s` is since when steps cost another amount than expected, 0 while they do not, and
+    `drift_factor` is what one in ten of them exceeds that by (see `step_drift`).
     """
 
     steps: int = 0
@@ -104,6 +109,7 @@ class GuestState(NamedTuple):
     kv_blocks_used: int = 0
     kv_blocks_total: int = 0
     kv_blocks_resident: int = 0
+    kv_gives_back: bool = False
     step_s: float = 0.0
     step_tokens: int = 0
     step_seqs: int = 0
@@ -117,6 +123,10 @@ class GuestState(NamedTuple):
     moved: int = 0
     starved_at_s: float = 0.0
     starvations: int = 0
+    profile_steps: int = 0
+    step_margin: float = 1.0
+    drifted_at_s: float = 0.0
+    drift_factor: float = 0.0
 
 
 class Reading(NamedTuple, Generic[S]):

@@ -35,7 +35,7 @@ from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
 from rose_executor.serving_observer import ServingObserver
-from rose_executor.tiers import FIXED_SPLIT, Memory, TierNow, tier_now
+from rose_executor.tiers import TierNow, memory_now, tier_now
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -115,7 +115,7 @@ class _Program:
             watch,
             partitioner,
             shelf,
-            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier),
+            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier, lambda: plan.keeper.trouble),
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
             round(config.memory.keep_free_gib * 2**30),
@@ -142,7 +142,6 @@ class _Program:
             opening = open_lender(join.scheduler, self._token, self._certificates, self._waits)
             lender = await stack.enter_async_context(opening)
             stack.callback(self._plan.keeper.save)
-            stack.callback(asyncio.create_task(self._plan.keeper.run(), name="profile keeper").cancel)
             self._tell(counts_address, shown.url)
             ready(counts_address, shown.url)
             weights = section.state.absolute() / "weights"
@@ -154,8 +153,11 @@ class _Program:
         return asked.result() is signal.SIGTERM
 
     async def _until_asked(self, asked: asyncio.Future[signal.Signals], joined: Joined) -> None:
-        """Raises what ends the agent by itself."""
-        tasks = [asyncio.create_task(self._agent.run(joined), name="agent")]
+        """Raises what ends the agent, or one of those beside it, by itself."""
+        tasks = [
+            asyncio.create_task(self._agent.run(joined), name="agent"),
+            asyncio.create_task(self._plan.keeper.run(), name="profile keeper"),
+        ]
         if self._observer is not None:
             tasks.append(asyncio.create_task(self._observer.run(), name="observer"))
         ends: set[asyncio.Future[Any]] = {asked, *tasks}
@@ -170,15 +172,10 @@ class _Program:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tier(self, serving: ServingState | None) -> TierNow:
-        why = "" if self._observer is None else self._observer.trouble
-        return tier_now(serving, self._partitioner.describe(), self._memory(), why)
-
-    def _memory(self) -> Memory:
-        """Elastic where a pool is shared out, and serving's part of it follows its use."""
-        seen, budget = self._watch.seen, self._watch.rules.kv.figures(time.monotonic())
-        if budget is None or seen is None or seen.serving_kv.state is None:
-            return FIXED_SPLIT
-        return Memory("shared pool", elastic=True)
+        seen, why = self._watch.seen, "" if self._observer is None else self._observer.trouble
+        serving_kv = None if seen is None else seen.serving_kv.state
+        memory = memory_now(self._watch.rules.kv.figures(time.monotonic()), serving_kv)
+        return tier_now(serving, self._partitioner.describe(), memory, why)
 
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:

@@ -28,7 +28,8 @@ _PREFILL_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class GuestPlan:
-    """`settings` of the guest; `profile` is what its steps are known to cost, which `keeper` keeps as it grows.
+    """`settings` of the guest; `profile` is what its steps are known to cost, which `keeper` keeps as it grows: of that
+    the next guest begins with a copy.
 
     `profiled`: whether anything was known before the first one starts.
     """

@@ -5,7 +5,8 @@ in bytes, and the budget becomes blocks of the guest.
 
 Invariants
 - A guest of which nobody knows yet how many blocks it has gets none: its first report changes that.
-- An idle guest says nothing, and its total stays what it last said: one that is started again is like the one before.
+- An idle guest says nothing, and what it last said of its cache stays: one that is started again is like the one
+  before.
 - One that is asleep or gone gets none, whatever the budget.
 - Serving is taken to hold its whole cache unless it gives memory back, and says so itself: then it holds what it says,
   or what it is about to use if that is more.
@@ -26,6 +27,7 @@ class MemoryFigures:
     """What has become of the budget since the executor started; `turns` are its oscillations.
 
     `held_bytes` is what the guest last said that it holds: one that gives no memory back holds its whole cache.
+    `gives_back` is whether it said that it does, None before it has said anything.
     """
 
     budget_bytes: int
@@ -35,6 +37,7 @@ class MemoryFigures:
     grows: int
     freezes: int
     turns: int
+    gives_back: bool | None
 
 
 class KvShare(Protocol):
@@ -93,6 +96,7 @@ class KvBudget:
         self.presence = Presence.ACTIVE
         self._policy = policy
         self._guest_blocks = self._held_blocks = 0
+        self._gives_back: bool | None = None
 
     def blocks(
         self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
@@ -100,6 +104,7 @@ class KvBudget:
         self._policy.step(ServingUses(self._held(serving, serving_kv)), now)
         if guest is not None:
             self._guest_blocks, self._held_blocks = guest.kv_blocks_total, guest.kv_blocks_resident
+            self._gives_back = guest.kv_gives_back
         if self.presence is not Presence.ACTIVE:
             return 0
         return in_blocks(self._policy.budget_bytes, self._policy.pool.guest_bytes, self._guest_blocks)
@@ -111,7 +116,14 @@ class KvBudget:
         policy = self._policy
         held_bytes = in_bytes(self._held_blocks, self._guest_blocks, policy.pool.guest_bytes)
         return MemoryFigures(
-            policy.budget_bytes, held_bytes, policy.frozen(now), policy.cuts, policy.grows, policy.freezes, policy.turns
+            policy.budget_bytes,
+            held_bytes,
+            policy.frozen(now),
+            policy.cuts,
+            policy.grows,
+            policy.freezes,
+            policy.turns,
+            self._gives_back,
         )
 
     def need_bytes(self, blocks: int) -> int | None:

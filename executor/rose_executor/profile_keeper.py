@@ -3,7 +3,8 @@
 Invariants
 - Nothing is written before something was learnt, nor while the profile has drifted: what is in force then is about to
   change, and the margin that makes up for it is not kept.
-- A disk that fails ends nothing: it is `trouble`, and tried again.
+- A disk that fails ends nothing: it is `trouble`, for the status to show, and tried again. Anything else that fails
+  ends `run`, and is its owner's to raise.
 - The event loop never waits for the disk.
 """
 

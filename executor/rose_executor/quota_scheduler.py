@@ -179,6 +179,7 @@ class QuotaKeeping(Keeping):
     def _report(self, scheduled_tokens: int) -> None:
         running, waiting = self.get_request_counts()  # type: ignore[attr-defined]
         admission, meter, starved = self._guest_admission, self._guest_meter, self._guest_starved
+        profile, drift = admission.profile, admission.profile.drifted
         starved.stepped(
             wanted=running + waiting > 0,
             allowed=admission.open,
@@ -196,6 +197,7 @@ class QuotaKeeping(Keeping):
                 kv_blocks_used=self._used_blocks(),
                 kv_blocks_total=admission.limits.kv_blocks,
                 kv_blocks_resident=self.kv_backing.resident_blocks,
+                kv_gives_back=not self.kv_backing.off,
                 step_s=meter.seconds,
                 step_tokens=meter.shape.tokens,
                 step_seqs=meter.shape.seqs,
@@ -209,6 +211,10 @@ class QuotaKeeping(Keeping):
                 moved=self._guest_moved,
                 starved_at_s=starved.since_s,
                 starvations=starved.count,
+                profile_steps=profile.steps,
+                step_margin=profile.margin,
+                drifted_at_s=0.0 if drift is None else drift.since_s,
+                drift_factor=0.0 if drift is None else drift.factor,
             )
         )
 

@@ -9,6 +9,8 @@
 Invariants
 - A tier is what is there now, not what was asked for. Each part that a better tier wants is named with what its lack
   costs; nothing is promised that is not there.
+- KV memory is elastic where a pool is shared out, serving's part of it follows its use, and the guest itself says that
+  what it does not use goes back. Until it has said so it is not.
 - In every tier the guest shuts its own gate when serving cannot be seen: a lower tier costs reaction time, or what the
   guest may do, never that.
 """
@@ -18,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rose_executor.board_states import ServingState
+from rose_executor.board_states import ServingKv, ServingState
+from rose_executor.kv_budget import MemoryFigures
 from rose_executor.partition_terms import Partition
 
 
@@ -49,6 +52,10 @@ class TierNow:
 
 FIXED_SPLIT = Memory("fixed split", elastic=False)
 """A guest keeps the cache that it was started with."""
+_SERVING_KEEPS = Memory("fixed split, because serving gives none back", elastic=False)
+_GUEST_KEEPS = Memory("fixed split, because the guest gives none back", elastic=False)
+_UNTOLD = Memory("fixed split, until the guest says that it gives memory back", elastic=False)
+_SHARED_POOL = Memory("shared pool", elastic=True)
 
 _UNSEEN = "the serving engine cannot be seen, so the guest computes nothing"
 _OBSERVE = (
@@ -61,6 +68,17 @@ _HEARS_STEPS = (
     "coarser; VLLM_PLUGINS=rose_probe at its next start mends that"
 )
 _NONE_CAME = "each step of serving is seen as it ends; no request has come since its start"
+
+
+def memory_now(pool: MemoryFigures | None, serving_kv: ServingKv | None) -> Memory:
+    """From the pool, None where none is shared out, and what serving holds, None where it gives nothing back."""
+    if pool is None:
+        return FIXED_SPLIT
+    if serving_kv is None:
+        return _SERVING_KEEPS
+    if pool.gives_back is None:
+        return _UNTOLD
+    return _SHARED_POOL if pool.gives_back else _GUEST_KEEPS
 
 
 def tier_now(serving: ServingState | None, partition: Partition, memory: Memory, why_unseen: str = "") -> TierNow:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -32,12 +32,14 @@ from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_presence import GuestPresence, PresenceRules, Residue, Room, Up
 from rose_executor.guest_rules import LOOK_S, GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
-from rose_executor.kv_budget import FixedBlocks
+from rose_executor.kv_budget import FixedBlocks, KvBudget
+from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.launcher import Child, Command, Launcher, SpawnedChild
 from rose_executor.lender import GuestNow, GuestOffer
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.slack import SlackPolicy
+from rose_executor.step_shape import StepShape
 from rose_executor.tiers import FIXED_SPLIT, TierNow, tier_now
 
 SLO = Slo(ttft_s=0.4, tpot_s=0.05)
@@ -113,6 +115,7 @@ class Scene:
     def __init__(self, folder: Path, model: Path, spawner: Spawner, restarts_max: int = 1) -> None:
         self.floor, self.metrics, self.waits = Floor(), ExecutorMetrics(), WaitBoard()
         self.spawner = spawner
+        self.unkept = ""
         self.shelf = PageShelf(folder / "pages", self.waits)
         rules = GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31))
         self.watch = GuestWatch(folder / "board", rules, self.floor)
@@ -123,7 +126,7 @@ class Scene:
             self.watch,
             self.floor,
             self.shelf,
-            AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier),
+            AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier, lambda: self.unkept),
             self.waits,
             self._launcher,
         )
@@ -228,6 +231,11 @@ def test_alive_is_the_guest_of_now_until_it_is_known_to_be_dead(folder: Path, ti
     scene.shelf.close()
 
 
+def part(scene: Scene, name: str) -> tuple[str, str]:
+    (found,) = ((part.state, part.detail) for part in scene.status.page().parts if part.name == name)
+    return found
+
+
 def test_a_starved_guest_is_named_and_counted_at_the_next_look(folder: Path, tiny_model: Path) -> None:
     scene = Scene(folder, tiny_model, Spawner(""))
     now_s = time.monotonic()
@@ -238,8 +246,7 @@ def test_a_starved_guest_is_named_and_counted_at_the_next_look(folder: Path, tin
         scene.watch.seen = Looked(Reading(idle), Reading(guest))
         scene.watch.rules.step(scene.watch.seen, now_s)
         scene.agent._figures.show(scene.watch, life, scene.agent.lent(), NoScheduler(), 0)  # type: ignore[arg-type]
-        (part,) = (part for part in scene.status.page().parts if part.name == "guest")
-        return part.state, part.detail, scene.metrics.registry.get_sample_value("rose_executor_starvations_total")
+        return *part(scene, "guest"), scene.metrics.registry.get_sample_value("rose_executor_starvations_total")
 
     assert shown(GuestState(steps=1, waiting=2))[::2] == ("lent", 0)
     state, detail, count = shown(GuestState(steps=2, waiting=2, starved_at_s=now_s - 0.5, starvations=1))
@@ -276,6 +283,67 @@ def test_what_a_dead_guest_left_on_the_board_is_not_counted_again(folder: Path, 
     scene.shelf.close()
 
 
+def test_a_guest_that_gives_no_memory_back_is_named(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    scene.watch.rules.kv = KvBudget(KvPolicy(KvPool(pool_bytes=2**30, serving_bytes=2**29, guest_bytes=2**29)))
+
+    def shown(guest: GuestState | None) -> str:
+        scene.watch.seen = Looked(Reading(ServingState()), Reading(guest))
+        scene.watch.rules.step(scene.watch.seen, time.monotonic())
+        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        return part(scene, "memory")[1]
+
+    keeps = GuestState(kv_blocks_total=8, kv_blocks_resident=8)
+    assert shown(None).endswith("so far")
+    assert shown(keeps).endswith("512 are; 0 cuts so far; the guest gives no memory back")
+    assert shown(None).endswith("back")
+    assert shown(replace(keeps, kv_gives_back=True)).endswith("so far")
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    for at in range(40):  # what the executor learns by itself says nothing of the guest
+        scene.watch.profile.saw(StepShape(8, 1), 0.01 if at < 20 else 0.09, float(at))
+    assert scene.watch.profile.drifted is not None
+    now_s = time.monotonic()
+    holds = GuestState(profile_steps=300)
+    drifted = replace(holds, step_margin=1.75, drifted_at_s=now_s - 7, drift_factor=2.5)
+
+    def shown(guest: GuestState | None) -> tuple[str, str, float | None]:
+        scene.watch.seen = Looked(Reading(None), Reading(guest))
+        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        margin = scene.metrics.registry.get_sample_value("rose_executor_step_margin")
+        return *part(scene, "step profile"), margin
+
+    assert shown(None) == ("unknown", "the guest has not said yet what its steps cost", 1)
+    assert shown(GuestState()) == ("unknown", "no step was seen yet: the guest begins with a few tokens", 1)
+    assert shown(holds) == ("holds", "learnt from 300 steps", 1)
+    assert shown(drifted) == ("drifted", "for 7 s, by a factor of 2.50; margin 1.75", 1.75)
+    assert shown(None) == ("drifted", "for 7 s, by a factor of 2.50; margin 1.75", 1.75)  # it idles
+    scene.agent._figures.restarted()
+    assert shown(None) == ("unknown", "the guest has not said yet what its steps cost", 1)
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_what_cannot_be_kept_of_the_profile_is_told_beside_it(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+
+    def shown() -> tuple[str, str]:
+        scene.watch.seen = Looked(Reading(None), Reading(GuestState(profile_steps=300)))
+        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        return part(scene, "step profile")
+
+    scene.unkept = "no space left"
+    assert shown() == ("holds", "learnt from 300 steps; what is learnt is not kept: no space left")
+    scene.unkept = ""
+    assert shown() == ("holds", "learnt from 300 steps")
+    scene.watch.close()
+    scene.shelf.close()
+
+
 def test_what_a_guest_costs_that_is_asleep_or_gone_is_shown(folder: Path, tiny_model: Path) -> None:
     scene = Scene(folder, tiny_model, Spawner(""))
     figures, presence = scene.agent._figures, GuestPresence(PresenceRules(doze_s=0.0, settle_s=0.0), 10.0)
@@ -283,8 +351,7 @@ def test_what_a_guest_costs_that_is_asleep_or_gone_is_shown(folder: Path, tiny_m
 
     def shown() -> tuple[str, str]:
         figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
-        (found,) = ((part.state, part.detail) for part in scene.status.page().parts if part.name == "guest")
-        return found
+        return part(scene, "guest")
 
     def value(name: str, state: str) -> float | None:
         return scene.metrics.registry.get_sample_value(f"rose_executor_{name}", {"state": state})

@@ -161,7 +161,7 @@ async def executor(
             page_dir=shelf.folder,
         )
         tier_of = partial(tier_now, partition=partitioner.describe(), memory=FIXED_SPLIT)
-        figures = AgentFigures(metrics, status, waits, SLO, tier_of)
+        figures = AgentFigures(metrics, status, waits, SLO, tier_of, lambda: "")
         agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked, keep_free_bytes)
         server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)

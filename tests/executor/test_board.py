@@ -47,6 +47,7 @@ GUESSED = GuestState(
     waiting=1,
     kv_blocks_used=30,
     kv_blocks_total=511,
+    kv_gives_back=True,
     step_s=0.02,
     step_tokens=64,
     busy_s=2.25,
@@ -57,6 +58,10 @@ GUESSED = GuestState(
     preemptions=5,
     moved=3,
     starvations=1,
+    profile_steps=300,
+    step_margin=1.75,
+    drifted_at_s=980.5,
+    drift_factor=2.5,
 )
 
 

@@ -16,14 +16,17 @@ from typing import Any
 
 import pytest
 
+from rose.errors import EngineError
 from rose.waits import WaitBoard
-from rose_executor import executor_program
-from rose_executor.board import SERVING, BoardReader, HalfWriter
-from rose_executor.board_states import ServingState
+from rose_executor import executor_program, guest_plan
+from rose_executor.board import GUEST, SERVING, SERVING_KV, BoardReader, HalfWriter
+from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.counts_client import Counts, CountsClient
 from rose_executor.executor_config import load_executor_config
 from rose_executor.executor_program import run_executor
+from rose_executor.guest_watch import GuestWatch
 from rose_executor.page_shelf import PageShelf
+from rose_executor.profile_keeper import ProfileKeeper
 from rose_executor.token_page import PageWriter
 
 TOKEN = "0123456789abcdef" * 2
@@ -118,8 +121,95 @@ def test_a_stock_serving_engine_is_looked_at_if_its_page_is_named(
     HalfWriter(tmp_path / "board", SERVING).close()
 
 
-def written(folder: Path, model: Path, serving: str = "") -> Path:
-    """An executor's file, with a line for [serving]."""
+class Asking(Guarding):
+    """Beside a serving engine that gives memory back; it asks for the tier as its guest says more and more."""
+
+    def __init__(
+        self, settings: Any, health: Any, watch: GuestWatch, partitioner: Any, shelf: PageShelf, figures: Any, *_: Any
+    ) -> None:
+        super().__init__(settings, health, watch, partitioner, shelf)
+        self._watch, self._board, self._tier_of = watch, settings.board, figures._tier_of
+
+    async def run(self, joined: object) -> None:
+        serving = ServingState(steps=1, arrivals=1)
+        kv, guest = HalfWriter(self._board, SERVING_KV), HalfWriter(self._board, GUEST)
+        kv.write(ServingKv(total_bytes=2**30))
+        TIERS.clear()
+        for state in (None, GuestState(), GuestState(kv_gives_back=True)):
+            if state is not None:
+                guest.write(state)
+            self._watch.look()
+            TIERS.append(self._tier_of(serving).words)
+        kv.close()
+        guest.close()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await super().run(joined)
+
+
+TIERS: list[str] = []
+
+
+def test_the_guest_itself_says_whether_its_memory_goes_back(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor_program, "Agent", Asking)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        file = written(tmp_path, tiny_model, more="[memory]\npool_gib = 1.5\nserving_gib = 1.0\n")
+        assert run_executor(load_executor_config(file, None, {"out": tmp_path / "runs"}), no_lender, lambda *_: None)
+    untold, kept, given = TIERS
+    assert "KV memory fixed split, until the guest says" in untold
+    assert "KV memory fixed split, because the guest gives none back" in kept
+    assert "fixed split" not in given
+
+
+def test_a_keeper_of_profiles_that_fails_ends_the_executor_with_the_cause(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fails(keeper: ProfileKeeper) -> None:
+        raise EngineError("what was learnt is not to be had")
+
+    monkeypatch.setattr(executor_program, "Agent", Guarding)
+    monkeypatch.setattr(ProfileKeeper, "run", fails)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        config = load_executor_config(written(tmp_path, tiny_model), None, {"out": tmp_path / "runs"})
+        with pytest.raises(EngineError, match="not to be had"):
+            run_executor(config, no_lender, lambda *_: None)
+
+
+def test_what_keeps_a_profile_from_the_disk_is_what_the_status_shows(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Troubled(Guarding):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            told.append(args[5]._unkept())
+            keepers[0].trouble = "no space left"
+            told.append(args[5]._unkept())
+
+        async def run(self, joined: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await super().run(joined)
+
+    class Known(ProfileKeeper):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            keepers.append(self)
+
+    told: list[str] = []
+    keepers: list[ProfileKeeper] = []
+    monkeypatch.setattr(executor_program, "Agent", Troubled)
+    monkeypatch.setattr(guest_plan, "ProfileKeeper", Known)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        config = load_executor_config(written(tmp_path, tiny_model), None, {"out": tmp_path / "runs"})
+        assert run_executor(config, no_lender, lambda *_: None)
+    assert told == ["", "no space left"]
+
+
+def written(folder: Path, model: Path, serving: str = "", more: str = "") -> Path:
+    """An executor's file, with a line for [serving], and more sections."""
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
@@ -127,7 +217,7 @@ def written(folder: Path, model: Path, serving: str = "") -> Path:
     file.write_text(
         f'[executor]\nstate = "state"\n[join]\nscheduler = "127.0.0.1:1"\nweights = "127.0.0.1:1"\n'
         f'token_file = "token"\n[serving]\nboard = "board"\nttft_ms = 500.0\ntpot_ms = 60.0\n{serving}\n'
-        f'[guest]\nmodel = "{model}"\n'
+        f'[guest]\nmodel = "{model}"\n{more}'
     )
     return file
 

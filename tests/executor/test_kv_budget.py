@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_presence import Presence
 from rose_executor.kv_budget import FixedBlocks, KvBudget, MemoryFigures
@@ -33,6 +35,19 @@ def test_an_idle_guest_that_says_nothing_keeps_its_budget() -> None:
     assert budget.blocks(serving(30), KV, None, 2.0) == 25
 
 
+def test_whether_the_guest_gives_memory_back_is_what_it_said_last() -> None:
+    budget = KvBudget(KvPolicy(POOL))
+    for guest, gives_back in (
+        (None, None),
+        (replace(GUEST, kv_gives_back=True), True),
+        (None, True),  # it is idle, or the next one has not begun
+        (GUEST, False),  # it can no more
+        (None, False),
+    ):
+        budget.blocks(serving(30), KV, guest, 1.0)
+        assert budget.figures(1.0).gives_back is gives_back
+
+
 def test_what_serving_keeps_besides_its_use_is_not_the_guests() -> None:
     kept = ServingKv(total_bytes=1000, spare_bytes=100)
     assert KvBudget(KvPolicy(POOL)).blocks(serving(30), kept, GUEST, 1.0) == 20
@@ -59,7 +74,7 @@ def test_a_burst_cuts_and_the_end_of_a_step_plans_anew() -> None:
     budget = KvBudget(KvPolicy(POOL))
     budget.blocks(serving(30), KV, GUEST, 1.0)
     assert budget.blocks(serving(50), KV, GUEST, 2.0) == 12
-    assert budget.figures(3.0) == MemoryFigures(250, 600, True, cuts=1, grows=1, freezes=1, turns=1)
+    assert budget.figures(3.0) == MemoryFigures(250, 600, True, cuts=1, grows=1, freezes=1, turns=1, gives_back=False)
     budget.step_ended(4.0)
     assert budget.blocks(serving(30), KV, GUEST, 4.1) == 15
 

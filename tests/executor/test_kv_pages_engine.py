@@ -106,6 +106,7 @@ def test_an_idle_guest_keeps_its_prefixes_for_a_moment_and_then_holds_nothing(gu
             before = memory.resident_bytes()
             full = await memory.filled()
             assert full > before + 0.8 * CACHE
+            assert (await guest.until(lambda _: True)).kv_gives_back
             await memory.falls_to(full - 0.9 * CACHE)
 
     guest.rig.run(run())

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,12 @@ from rose.errors import EngineError
 from rose.records import Finish
 from rose_executor.board import GUEST, SERVING, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import GuestState, Quota, ServingState
+from rose_executor.profile_key import ProfileKey
+from rose_executor.profile_store import ProfileStore
 from rose_executor.stalled import SET_BACKS_MAX
+from rose_executor.step_drift import BAND
+from rose_executor.step_profile import StepProfile
+from rose_executor.step_shape import StepShape
 from rose_executor.token_route import TokenRoute
 from rose_transfer.snapshot import WEIGHTS
 
@@ -411,6 +417,34 @@ def test_new_weights_come_into_force_under_a_quota(guest: Guest, tmp_path: Path)
         assert all(state.kv_blocks_used <= quota.kv_blocks for quota, state in guest.seen)
 
     guest.rig.run(run())
+
+
+def test_a_guest_says_how_well_its_own_profile_holds(rig: Any, tmp_path: Path) -> None:
+    """It begins with one whose steps cost a twentieth of a real one's."""
+    taught = StepProfile()
+    for at in range(100):
+        taught.saw(StepShape(1 + at % 16, 1 + at % 16, 100), 1e-4 * (1 + at % 3), float(at))
+    state = taught.state()
+    assert state is not None
+    kept = ProfileStore(tmp_path).keep(ProfileKey("a model", "a processor", 1, "vllm", "any"), state)
+    path = rig.folder / "drift-board"
+    guest = Guest(rig, rig.new_engine("drifts", board=path, step_profile=kept), path)
+
+    async def run() -> None:
+        await guest.engine.start(0)
+        async with guest.renewed():
+            began_s = time.monotonic()
+            streams = asyncio.create_task(greedy(guest.route(), "drift"))
+            drifted = await guest.until(lambda state: state.step_margin > 1)
+            assert drifted.drift_factor > BAND
+            assert began_s < drifted.drifted_at_s < time.monotonic()
+            assert 100 < drifted.profile_steps <= 100 + drifted.computed_steps
+            await streams
+
+    try:
+        rig.run(run())
+    finally:
+        rig.run(guest.engine.stop())
 
 
 def test_a_guest_without_a_board_does_not_start(rig: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from rose_executor.board_states import ServingState
+from rose_executor.board_states import ServingKv, ServingState
+from rose_executor.kv_budget import MemoryFigures
 from rose_executor.partition_terms import Partition
-from rose_executor.tiers import FIXED_SPLIT, Memory, Tier, tier_now
+from rose_executor.tiers import FIXED_SPLIT, Memory, Tier, memory_now, tier_now
 
 HELD = Partition("a group", "binds", "caches are shared", 0.1, holds=True)
 LOOSE = Partition("time slices", "nothing", "a step beside it is twice as long", 1.0, holds=False)
@@ -37,6 +38,25 @@ def test_a_tier_is_what_is_there(
     assert now.tier is tier
     for word in words:
         assert word in now.words
+
+
+@pytest.mark.parametrize(
+    ("pooled", "serving_kv", "gives_back", "name"),
+    [
+        (False, ServingKv(), True, "fixed split"),
+        (True, None, True, "fixed split, because serving gives none back"),
+        (True, ServingKv(), False, "fixed split, because the guest gives none back"),
+        (True, ServingKv(), None, "fixed split, until the guest says that it gives memory back"),
+        (True, ServingKv(), True, "shared pool"),
+    ],
+)
+def test_memory_is_elastic_where_both_give_it_back_and_the_guest_says_so(
+    pooled: bool, serving_kv: ServingKv | None, gives_back: bool | None, name: str
+) -> None:
+    pool = MemoryFigures(250, 600, False, cuts=0, grows=0, freezes=0, turns=0, gives_back=gives_back)
+    memory = memory_now(pool if pooled else None, serving_kv)
+    assert memory == Memory(name, elastic=name == "shared pool")
+    assert tier_now(TOLD, HELD, memory).tier is (Tier.FULL if memory.elastic else Tier.BOARD)
 
 
 def test_no_tier_names_a_cost_that_is_not_there() -> None:
