@@ -48,6 +48,7 @@ from rose_executor.board_halves import (
     newest,
 )
 from rose_executor.board_states import Quota, Reading
+from rose_executor.quick_file import QuickReader, write_at
 
 __all__ = [
     "GUEST",
@@ -68,11 +69,14 @@ _CLAIM_ATTEMPTS = 5
 
 
 class BoardReader:
-    """Any process's side. Raises ClusterError if the file cannot be opened; what is in it, readings say."""
+    """Any process's side, in one of its threads. Raises ClusterError if the file cannot be opened; what is in it,
+    readings say.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = _open(path, os.O_RDONLY)
+        self._file = QuickReader(BOARD_BYTES)
         self._header = header()
         self._seen: dict[str, tuple[bytes, Held[Any] | str]] = {}
         self._unreadable = ""
@@ -84,7 +88,7 @@ class BoardReader:
     def page(self) -> bytes:
         """The whole board as it is now, for `said`; empty where it cannot be read."""
         try:
-            page, self._unreadable = os.pread(self._fd, BOARD_BYTES, 0), ""
+            page, self._unreadable = self._file.read(self._fd), ""
         except OSError as error:
             page, self._unreadable = b"", f"cannot be read: {error.strerror}"
         return page
@@ -147,7 +151,7 @@ class HalfWriter(Generic[S]):
         """
         number = self._number + 1
         bank = encode(self._half, state, number, time.monotonic_ns())
-        os.pwrite(self._fd, bank, self._half.offset + BANK_BYTES * (number % 2))
+        write_at(self._fd, bank, self._half.offset + BANK_BYTES * (number % 2))
         self._number = number
 
     def whole(self) -> bool:

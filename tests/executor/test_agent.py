@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -264,7 +264,7 @@ def test_what_a_dead_guest_left_on_the_board_is_not_counted_again(folder: Path, 
     figures, nobody = scene.agent._figures, NoScheduler()
 
     def show(preemptions: int | None, starvations: int = 0) -> tuple[float | None, ...]:
-        blank = dict.fromkeys((field.name for field in fields(GuestState)), 0)
+        blank = dict.fromkeys(GuestState._fields, 0)
         state = GuestState(**(blank | {"preemptions": preemptions, "starvations": starvations}))  # type: ignore[arg-type]
         scene.watch.seen = Looked(Reading(None), Reading(None if preemptions is None else state))
         figures.show(scene.watch, None, scene.agent.lent(), nobody, 0)

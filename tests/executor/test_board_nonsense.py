@@ -11,9 +11,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -39,15 +38,15 @@ seconds = st.floats(width=64) | st.floats(-1, 1)
 
 def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
     """A state with whatever fits into the bytes of its half."""
-    by_type = {"int": counts, "float": seconds, "bool": st.booleans()}
-    return st.builds(kind, **{field.name: by_type[str(field.type)] for field in fields(kind)})
+    by_type = {int: counts, float: seconds, bool: st.booleans()}
+    return st.builds(kind, **{name: by_type[column] for name, column in get_type_hints(kind).items()})
 
 
 def forged(half: Half[Any], state: Any, number: int = 1) -> bytes:
     """A bank whose checksum is right, that no writer of ours would write."""
     form = board_halves._FORMS[half.name]
     written_at_ns = time.monotonic_ns()
-    body = form.body.pack(number, written_at_ns, *form.values(state)).ljust(board_halves._BODY_BYTES, b"\0")
+    body = form.body.pack(number, written_at_ns, *state).ljust(board_halves._BODY_BYTES, b"\0")
     return body + board_halves._CHECKSUM.pack(board_halves._checksum(body, half))
 
 

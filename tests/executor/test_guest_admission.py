@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given as drawn
 from hypothesis import strategies as st
@@ -15,7 +13,7 @@ from rose_executor.step_shape import StepShape
 
 LIMITS = Quota(kv_blocks=100, tokens_per_step=512, active_seqs=16, gate_open=True)
 PLAIN = Quota(kv_blocks=50, tokens_per_step=64, active_seqs=8, gate_open=True)
-ASKING = replace(PLAIN, ttft_s=0.2, tpot_s=0.05)
+ASKING = PLAIN._replace(ttft_s=0.2, tpot_s=0.05)
 IDLE = ServingState(steps=9)
 LATE = ServingState(steps=9, running=1, decoding=1, next_step_s=0.06)
 
@@ -31,7 +29,7 @@ def admission(quota: Quota | None, serving: ServingState | None = None, now_s: f
     [
         (None, IDLE, Allowance(0, 0)),
         (PLAIN, None, Allowance(64, 8)),  # without an SLO nobody asks for slack
-        (replace(PLAIN, gate_open=False), IDLE, Allowance(0, 0)),
+        (PLAIN._replace(gate_open=False), IDLE, Allowance(0, 0)),
         (ASKING, None, Allowance(0, 1)),
         (ASKING, LATE, Allowance(0, 1)),
         (ASKING, IDLE, Allowance(8, 8)),  # of a guest that has taken no step yet

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_presence import Presence
 from rose_executor.kv_budget import FixedBlocks, KvBudget, MemoryFigures
@@ -39,7 +37,7 @@ def test_whether_the_guest_gives_memory_back_is_what_it_said_last() -> None:
     budget = KvBudget(KvPolicy(POOL))
     for guest, gives_back in (
         (None, None),
-        (replace(GUEST, kv_gives_back=True), True),
+        (GUEST._replace(kv_gives_back=True), True),
         (None, True),  # it is idle, or the next one has not begun
         (GUEST, False),  # it can no more
         (None, False),

@@ -51,7 +51,7 @@ def test_a_look_that_shows_no_step_tells_no_times() -> None:
     busy = page(running=1, steps=Sum(10, 10), token_s=Sum(0.5, 10), first_token_s=Sum(0.1, 1))
     before = serving.saw(busy, 50.0)
     after = serving.saw(busy, 50.4)
-    assert after == dataclasses.replace(before, looked_at_s=50.4)
+    assert after == before._replace(looked_at_s=50.4)
 
 
 def test_an_idle_engine_is_expected_to_step_as_it_did_all_its_life() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -87,7 +86,7 @@ def observed(state: ServingState, looked_at_s: float = 99.9) -> ServingState:
         (IDLE, 0.0, 0.05),  # and not the larger part of ttft_s: whoever has come since may be decoding by now
         (IDLE, 0.03, 0.02),
         (IDLE, 0.06, 0.0),
-        (replace(IDLE, next_step_s=0.01), 0.03, 0.01),
+        (IDLE._replace(next_step_s=0.01), 0.03, 0.01),
         (serving(100.0), 0.0, 0.04),
         (serving(100.0, since_s=3.0), 0.03, 0.01),  # no step is late that nobody could have seen
         (serving(100.0, decoding=0, unanswered=1, waited_s=0.1), 0.0, 0.04),
