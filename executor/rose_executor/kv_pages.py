@@ -76,7 +76,6 @@ class KvPages:
         self.off = "no worker was asked yet"
         self.resident_max: int = pool.num_gpu_blocks - 1
         self.block_bytes = 0
-        self.given_blocks = 0
         self._taken_per_step = taken_per_step
         self._giving_s_per_step = giving_s_per_step
         self._pool = pool
@@ -214,7 +213,6 @@ class KvPages:
                 return
             del fenced.blocks[-piece:]
             self._bare += going
-            self.given_blocks += len(going)
             if not fenced.blocks:
                 self._fenced.popleft()
             if time.monotonic() >= deadline_s:

@@ -65,7 +65,7 @@ async def record_steps(
                 await driver.do(load)
                 if time.monotonic() >= until_s:
                     break
-        return read_steps(log)[warm_steps:]
+        return read_steps(log, warm_steps)
     finally:
         await process.stop()
 
