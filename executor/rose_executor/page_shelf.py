@@ -19,6 +19,7 @@ from rose.errors import ClusterError, EngineError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.token_page import PageReader
+from rose_transfer.store.files import remove_drafts, write_whole
 
 log = logger("page shelf")
 
@@ -69,10 +70,8 @@ class PageShelf:
 
     def _keep_apart(self, incarnation: str, tokens: int) -> None:
         path = _apart_path(self._page(incarnation).path)
-        draft = path.with_name(f".{path.name}")
         try:
-            draft.write_text(f"{tokens}\n", encoding="ascii")
-            draft.replace(path)
+            write_whole(path, f"{tokens}\n".encode("ascii"))
         except OSError as error:
             raise EngineError(f"{path} cannot be written: {error.strerror}", to_do="make room there") from error
         self._apart[incarnation] = tokens
@@ -126,7 +125,8 @@ class PageShelf:
         return True
 
     def _take_over(self, waits: WaitBoard) -> None:
-        for draft in (*self.folder.glob(".*.page.*"), *self.folder.glob(".*.apart")):
+        remove_drafts(self.folder)
+        for draft in self.folder.glob(".*.page.*"):
             draft.unlink(missing_ok=True)
         paths = sorted(self.folder.glob("*.page"), key=lambda path: path.stat().st_mtime)
         for path in paths[:-PAGES_MAX]:
