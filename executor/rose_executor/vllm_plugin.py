@@ -29,6 +29,8 @@ def register() -> None:
     vllm_contract.check()
     if env.board is not None:
         vllm_contract.check(vllm_reliances.QUOTA)
+    elif env.step_log is not None:
+        vllm_contract.check(vllm_reliances.RECORDER)
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()
