@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from rose.errors import EngineError
 from rose_executor import vllm_contract, vllm_plugin, vllm_reliances
-from rose_executor.engine_env import BOARD, SERVING_BOARD, EngineEnv, serving_board
+from rose_executor.engine_env import BOARD, SERVING_BOARD, SERVING_KV_SPARE, EngineEnv, serving_board
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import changed
 from rose_executor.request_id import external_request_id
@@ -48,6 +50,22 @@ def test_the_plugin_only_offers_its_backend_in_a_vllm_that_is_not_ours(monkeypat
     assert EngineEnv.read() is None
     register()
     assert offered == ["rose"]
+
+
+@pytest.mark.parametrize(("spare", "why"), [("a lot", "ROSE_SERVING_KV_SPARE is 'a lot'"), ("0.1", "kv_serving")])
+def test_a_serving_engine_starts_also_where_its_memory_cannot_go_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spare: str, why: str
+) -> None:
+    monkeypatch.setattr("rose_executor.transfer_plugin.register", lambda: None)
+    monkeypatch.setenv(SERVING_KV_SPARE, spare)
+    # As where a name that it imports from vLLM is gone.
+    monkeypatch.setitem(sys.modules, "rose_executor.kv_serving", None)
+    monkeypatch.delattr("rose_executor.kv_serving", raising=False)
+    with caplog.at_level(logging.WARNING):
+        register()
+    (line,) = caplog.messages
+    assert line.startswith("ROSE gives no memory back, serving goes on: ")
+    assert why in line
 
 
 @pytest.mark.parametrize(
