@@ -30,7 +30,8 @@ _TRY_AGAIN_S = 0.2
 class GuestWatch:
     """Makes the board and keeps it; `run` then watches. Raises ClusterError if the board cannot be had.
 
-    `profile` learns what the guest's steps cost from those that it finds on the board; the guest itself does from all.
+    `profile` learns what the guest's steps cost from those that it finds on the board; the guest has a profile of its
+    own, and admits by that.
     `seen` is the last look, `trouble` what it failed at (board or brake), "" if at nothing. `looked_at_s`, of the
     monotonic clock, is when it last failed at nothing.
     """

@@ -15,7 +15,7 @@ Invariants
   `resident_max`, except where what was asked for cannot be had otherwise.
 - What a step spends on this is bounded: so many blocks taken aside, so much time for pages to go back.
 
-Written for vLLM 0.32: a pool hands blocks out in one method, and a freed one without a prefix is the next.
+What it takes for granted of vLLM: a pool hands blocks out in one method, and a freed one without a prefix is the next.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class _Fenced:
 
 
 class KvPages:
-    """Takes over a pool's `get_new_blocks`. `off` says why no pages go back, "" while they do.
+    """Takes over a pool's `get_new_blocks` and `get_num_free_blocks`.
 
+    `off` says why no pages go back, "" while they do.
     Until it is attached to workers nothing is taken aside. `resident_max` is in blocks.
     """
 

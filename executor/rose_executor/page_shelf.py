@@ -4,7 +4,8 @@ Invariants
 - Whoever asks about a dead incarnation gets its final counts, also from the next owner of the folder.
 - The folder has one owner at a time; it is taken over only once nobody writes on a page of it any more.
 - Pages are bounded: the oldest go when a folder is taken over.
-- What an engine generated before it was offered is set apart, in a file beside its page: it counts for nobody.
+- What an engine generated for its owner alone, before it was offered or as it woke, is set apart, in a file beside its
+  page: it counts for nobody.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants
 - Nothing is written before something was learnt, nor while the profile has drifted: what is in force then is about to
   change, and the margin that makes up for it is not kept.
 - A disk that fails ends nothing: it is `trouble`, and tried again.
-- The event loop never waits for the disk.
+- The event loop waits for the disk at the end alone.
 """
 
 from __future__ import annotations

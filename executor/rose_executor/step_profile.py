@@ -57,7 +57,7 @@ class ProfileState:
     """All that a profile knows, to be kept: see `TrackingFit`, and the least and most seen of each amount.
 
     `parts` are fixed, per token, per sequence, per token of context, in seconds; `spread` is the mean relative
-    error; `steps` counts all that were ever seen.
+    error; `steps` counts all that were ever learnt from.
     """
 
     parts: tuple[float, ...]
