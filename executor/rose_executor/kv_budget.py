@@ -25,8 +25,8 @@ from rose_executor.kv_policy import Cut, KvPolicy, ServingUses, StepBoundary, in
 class MemoryFigures:
     """What has become of the budget since the executor started; `turns` are its oscillations.
 
-    `cut_why` is why it was cut last, "" if it never was.
-    `held_bytes` is what the guest last said that it holds: one that gives no memory back holds its whole cache.
+    `cut_why` is why it was cut last, "" if it never was. `held_bytes` is what the guest last said that it holds: one
+    that gives no memory back holds its whole cache.
     """
 
     budget_bytes: int
@@ -35,7 +35,7 @@ class MemoryFigures:
     cuts: int
     grows: int
     turns: int
-    cut_why: str = ""
+    cut_why: str
 
 
 class KvShare(Protocol):
