@@ -16,7 +16,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from rose import keys, toml
+from rose import engine_limits, keys, toml
+from rose.engine_limits import Dtype
 from rose.errors import ConfigError
 from rose.keys import Section
 
@@ -40,6 +41,18 @@ def _openable(path: Path) -> Path:
 
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
+# Of a job's engine, and of an executor's guest.
+ModelLen = Annotated[int, Field(ge=engine_limits.MODEL_LEN_MIN, le=engine_limits.MODEL_LEN_MAX)]
+Seqs = Annotated[int, Field(ge=engine_limits.SEQS_MIN, le=engine_limits.SEQS_MAX)]
+BlockTokens = Annotated[
+    int,
+    Field(
+        ge=engine_limits.BLOCK_TOKENS_STEP,
+        le=engine_limits.BLOCK_TOKENS_MAX,
+        multiple_of=engine_limits.BLOCK_TOKENS_STEP,
+    ),
+]
+KvCacheGib = Annotated[float, Field(ge=engine_limits.KV_CACHE_GIB_MIN, le=engine_limits.KV_CACHE_GIB_MAX)]
 AnyPath = Annotated[Path, Field(strict=False), AfterValidator(_openable)]
 CERTIFICATES: str = Field(
     default="",
@@ -70,21 +83,13 @@ class ModelConfig(Section):
 class EngineConfig(Section):
     """The inference engine."""
 
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Arithmetic of the engine; parity within 1e-4 needs float32."
+    dtype: Dtype = Field(default="float32", description="Arithmetic of the engine; parity within 1e-4 needs float32.")
+    max_model_len: ModelLen = Field(default=1024, description="Longest sequence, prompt and output, in tokens.")
+    max_num_seqs: Seqs = Field(default=128, description="Most sequences decoded in one engine step.")
+    block_size: BlockTokens = Field(
+        default=32, description="Tokens in one KV block; small blocks share prefixes better."
     )
-    max_model_len: int = Field(
-        default=1024, ge=32, le=1 << 20, description="Longest sequence, prompt and output, in tokens."
-    )
-    max_num_seqs: int = Field(default=128, ge=1, le=4096, description="Most sequences decoded in one engine step.")
-    block_size: int = Field(
-        default=32,
-        ge=32,
-        le=1024,
-        multiple_of=32,
-        description="Tokens in one KV block; small blocks share prefixes better.",
-    )
-    kv_cache_gib: float = Field(default=1.0, ge=0.0625, le=1024, description="Memory for the KV cache, in GiB.")
+    kv_cache_gib: KvCacheGib = Field(default=1.0, description="Memory for the KV cache, in GiB.")
     stream_interval: int = Field(
         default=1,
         ge=1,

@@ -1,8 +1,8 @@
 """The board: a small shared file per device, on which a serving engine, the executor and a guest see one another.
 
-Four halves, each with one writer: *serving* (the probe in the serving engine), *quota* (the executor), *guest* (the
-guest's scheduler) and *serving KV* (the serving engine's core, where it gives memory back). A half holds its state
-twice, in two banks that are written in turn, each in one call.
+Four halves, each with one writer: *serving* (the probe in the serving engine, or the executor's observer where there
+is none), *quota* (the executor), *guest* (the guest's scheduler) and *serving KV* (the serving engine's core, where it
+gives memory back). A half holds its last two states, in two banks that are written in turn, each in one call.
 
 Invariants
 - A reader takes the newest bank whose checksum holds. A writer killed at any store leaves the state before valid.

@@ -1,4 +1,4 @@
-"""What the halves of a board say: the serving engine's state, the guest's quota, and the guest's answer. Pure.
+"""What the halves of a board say: the serving engine's state and memory, the guest's quota and its answer. Pure.
 
 Times `*_at_s` are seconds of the machine's monotonic clock, which all processes of a machine share; 0 is never.
 

@@ -1,8 +1,8 @@
 """The one place for the names of environment variables that an engine reads.
 
 Invariants
-- The plugin is inert in every process that has no `ROSE_ENGINE_ID`: a user's own vLLM in the same
-  environment loads it too and must not notice.
+- In a process that has no `ROSE_ENGINE_ID` the plugin does nothing that its user has not asked for: a user's own vLLM
+  in the same environment loads it too and must not notice.
 - A serving engine is the user's own: all that it reads of ours is `ROSE_SERVING_*`.
 - What `torch` and `vllm` read while they are imported is in `IMPORT_ENV`: a warm process must be started
   with it, a forked engine can no longer change it.

@@ -18,8 +18,8 @@ _SOCKET_PATH_BYTES_MAX = 106
 class EngineSettings:
     """One engine and its place on this machine.
 
-    `kv_cache_bytes` is touched at once on CPU; `max_model_len` counts prompt and output tokens together;
-    `stream_interval` is the number of tokens per streamed chunk; `port` 0 takes a free one. `runtime_dir`
+    `kv_cache_bytes` is touched at once on CPU, but by a guest; `max_model_len` counts prompt and output tokens
+    together; `stream_interval` is the number of tokens per streamed chunk; `port` 0 takes a free one. `runtime_dir`
     holds the control socket, so its path must be short; token pages go to `page_dir`, or there too.
     `async_scheduling` is the way of GPU engines. `unpacked_weights` must stay on wherever weights are updated in place
     on CPU. With a `board` the engine is a guest: it computes only what the quota there allows, and nothing while nobody

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
-from rose.config import CERTIFICATES, AnyPath, EngineConfig, Seconds
+from rose.config import CERTIFICATES, AnyPath, BlockTokens, EngineConfig, KvCacheGib, ModelLen, Seconds, Seqs
+from rose.engine_limits import Dtype
 from rose.errors import ConfigError
 from rose.keys import Section
 from rose.slo import Slo
@@ -66,15 +66,11 @@ class GuestConfig(Section):
     """The guest engine; defaults are those of a job's engine."""
 
     model: AnyPath = Field(description="Base model folder that it starts from, of the run's model.")
-    dtype: Literal["float32", "bfloat16"] = Field(default=_ENGINE.dtype, description="Arithmetic of the engine.")
-    max_model_len: int = Field(default=_ENGINE.max_model_len, ge=32, le=1 << 20, description="Longest sequence.")
-    max_num_seqs: int = Field(default=_ENGINE.max_num_seqs, ge=1, le=4096, description="Most requests at once.")
-    block_size: int = Field(
-        default=_ENGINE.block_size, ge=32, le=1024, multiple_of=32, description="Tokens in one KV block."
-    )
-    kv_cache_gib: float = Field(
-        default=_ENGINE.kv_cache_gib, ge=0.0625, le=1024, description="Memory for the KV cache, in GiB."
-    )
+    dtype: Dtype = Field(default=_ENGINE.dtype, description="Arithmetic of the engine.")
+    max_model_len: ModelLen = Field(default=_ENGINE.max_model_len, description="Longest sequence.")
+    max_num_seqs: Seqs = Field(default=_ENGINE.max_num_seqs, description="Most requests at once.")
+    block_size: BlockTokens = Field(default=_ENGINE.block_size, description="Tokens in one KV block.")
+    kv_cache_gib: KvCacheGib = Field(default=_ENGINE.kv_cache_gib, description="Memory for the KV cache, in GiB.")
     stream_interval: int = Field(
         default=_ENGINE.stream_interval, ge=1, le=1024, description="Tokens per streamed piece."
     )

@@ -103,7 +103,6 @@ class _Program:
         self._token = token
         self._certificates = certificates
         self._waits = waits
-        self._run = run
         self._status = status
         self._shelf = shelf
         self._partitioner = partitioner

@@ -1,24 +1,20 @@
-"""What a guest really holds: asked of the kernel and of the device's driver, never of the guest.
+"""What a guest really holds of the host's memory: asked of the kernel, never of the guest.
 
-Memory of the host is told as *resident* (pages that are there) and as *own* (each page divided by how many share it:
-processes that were forked from one another share most of what they imported). Only the second one may be added up, and
-only it says what would be free if the guest were gone.
+It is told as *resident* (pages that are there) and as *own* (each page divided by how many share it: processes that
+were forked from one another share most of what they imported). Only the second one may be added up, and only it says
+what would be free if the guest were gone.
 """
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from rose.errors import ClusterError
-
-_SMI = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
-_SMI_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,45 +34,6 @@ def host_memory(pid: int) -> HostMemory:
     except psutil.Error as error:
         raise ClusterError(f"process {pid} is gone, its memory cannot be measured") from error
     return _added(told for one in family if (told := _one(one.pid)) is not None)
-
-
-def device_memory(pids: Collection[int]) -> int | None:
-    """Bytes that these processes hold on all NVIDIA devices; None where no driver is asked.
-
-    Raises ClusterError if the driver does not answer. It may block: not for an event loop.
-    """
-    try:
-        answer = subprocess.run(_SMI, capture_output=True, text=True, timeout=_SMI_S, check=False)
-    except FileNotFoundError:
-        return None
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ClusterError(f"{_SMI[0]} does not answer: {error}") from error
-    if answer.returncode:
-        raise ClusterError(
-            f"{_SMI[0]} ended with {answer.returncode}: {(answer.stderr or answer.stdout).strip()}",
-            expected="a driver that runs",
-        )
-    return held_by(answer.stdout, pids)
-
-
-def held_by(listing: str, pids: Collection[int]) -> int:
-    """Bytes that these processes hold, from lines of `pid, MiB` as nvidia-smi lists them.
-
-    Raises ClusterError for a line that says something else, "[N/A]" for a process of ours among them.
-    """
-    held = 0
-    for line in filter(None, map(str.strip, listing.splitlines())):
-        pid, _, mib = (part.strip() for part in line.partition(","))
-        if not pid.isdecimal():
-            raise ClusterError(f"{_SMI[0]} lists {line!r}", expected="process and MiB")
-        if int(pid) not in pids:
-            continue
-        if not mib.isdecimal():
-            raise ClusterError(
-                f"{_SMI[0]} does not tell what process {pid} holds: {mib!r}", expected="MiB, from the host's driver"
-            )
-        held += int(mib) * 2**20
-    return held
 
 
 def _added(parts: Iterable[HostMemory]) -> HostMemory:

@@ -6,7 +6,7 @@
 
     state    event                                                           action
     active   the budget is less than one request needs, for `doze_s`         Sleep
-    any      its residue is more than it may hold in all, for `doze_s`       End
+    not gone its residue is more than it may hold in all, for `doze_s`       End
     asleep   a request fits, all the while it takes to wake and `settle_s`   Wake
              besides
     gone     its residue and a request fit, likewise                         Start

@@ -28,6 +28,7 @@ from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, Se
 from rose_executor.guest_presence import Presence
 from rose_executor.kv_budget import KvShare
 from rose_executor.slack import SlackPolicy, slack_s
+from rose_executor.step_profile import FIRST_TOKENS
 
 OBEY_S = 1.0
 """A guest's longest step, by far, and the time until it takes the next quota."""
@@ -36,9 +37,6 @@ STEPS_UNDER_WAY = 2
 PATIENCE_S = 0.5
 LOOK_S = 0.02
 _RENEW_S = 0.035
-_FIRST_SEQS = 8
-"""As many as a guest of which no step was seen may compute tokens: see `slack`."""
-
 
 NO_SERVING_KV: Reading[ServingKv] = Reading(None, why="the serving engine gives no memory back")
 
@@ -72,14 +70,14 @@ class GuestRules:
     `quota` is the last one written, None before the first; `shut_since_s` is since when its gate is shut, None while it
     is open; `tight_since_s` is since when no look has found any slack, None while looks do. `slack_s` is what the last
     look found, `seqs_allowed` how many requests the guest's own admission let run when it last let any: it says so only
-    while it has some.
+    while it has some. Before that it is as many as a guest of which no step was seen may compute tokens.
     """
 
     def __init__(self, policy: SlackPolicy, kv: KvShare, move_after_s: float = 0.0) -> None:
         self.frozen = ""
         self.quota: Quota | None = None
         self.slack_s = 0.0
-        self.seqs_allowed = min(_FIRST_SEQS, policy.seqs_max)
+        self.seqs_allowed = min(FIRST_TOKENS, policy.seqs_max)
         self.shut_since_s: float | None = None
         self.tight_since_s: float | None = None
         self._policy = policy

@@ -1,7 +1,7 @@
 """The executor's eye on its guest: look at the board, let `guest_rules` decide, do that.
 
 Invariants
-- It decides nothing.
+- It decides nothing. Each cut of the guest's memory is in the log, with its cause.
 - A board that was cut short, emptied or removed is made whole again. As long as that fails no quota is renewed, so the
   guest's gate is shut: the failure is `trouble`, and the watch goes on trying. Whether it is whole is asked once per
   `HEARTBEAT_S`.
@@ -14,12 +14,15 @@ import time
 from pathlib import Path
 
 from rose.errors import ClusterError
+from rose.logs import logger
 from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import GuestState, Quota
 from rose_executor.guest_rules import LOOK_S, Freeze, GuestRules, Looked, Write
 from rose_executor.partitioner import Partitioner
 from rose_executor.step_profile import StepProfile
 from rose_executor.step_shape import StepShape
+
+log = logger("guest watch")
 
 _TRY_AGAIN_S = 0.2
 
@@ -46,7 +49,7 @@ class GuestWatch:
         self._writer: HalfWriter[Quota] | None = claim_quota(path)
         self._reader = BoardReader(path)
         self._whole_at_s = 0.0
-        self._guest_steps = 0
+        self._guest_steps = self._cuts = 0
 
     async def run(self) -> None:
         """Watch until cancelled. Sleeping between two looks is no wait for anybody, so it has no deadline."""
@@ -68,6 +71,7 @@ class GuestWatch:
                         writer.write(quota)
                     case Freeze():
                         self._partitioner.freeze()
+            self._tell_cut(now_s)
         except (ClusterError, OSError) as error:
             self.trouble = str(error)
             return False
@@ -88,6 +92,12 @@ class GuestWatch:
         self._guest_steps = guest.computed_steps
         shape = StepShape(guest.step_tokens, guest.step_seqs, guest.step_context_tokens)
         self.profile.saw(shape, guest.step_s, now_s)
+
+    def _tell_cut(self, now_s: float) -> None:
+        memory = self.rules.kv.figures(now_s)
+        if memory is not None and memory.cuts != self._cuts:
+            self._cuts = memory.cuts
+            log.info("the guest's memory is cut", budget_bytes=memory.budget_bytes, why=memory.cut_why)
 
     def _whole_board(self, now_s: float) -> HalfWriter[Quota]:
         if self._writer is not None:

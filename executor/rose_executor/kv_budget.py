@@ -19,15 +19,16 @@ from typing import Protocol
 
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_presence import Presence
-from rose_executor.kv_policy import KvPolicy, ServingUses, StepBoundary, in_blocks, in_bytes
+from rose_executor.kv_policy import Cut, KvPolicy, ServingUses, StepBoundary, in_blocks, in_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFigures:
     """What has become of the budget since the executor started; `turns` are its oscillations.
 
-    `held_bytes` is what the guest last said that it holds: one that gives no memory back holds its whole cache.
-    `gives_back` is whether it said that it does, None before it has said anything.
+    `cut_why` is why it was cut last, "" if it never was. `held_bytes` is what the guest last said that it holds: one
+    that gives no memory back holds its whole cache. `gives_back` is whether it said that it does, None before it has
+    said anything.
     """
 
     budget_bytes: int
@@ -35,8 +36,8 @@ class MemoryFigures:
     frozen: bool
     cuts: int
     grows: int
-    freezes: int
     turns: int
+    cut_why: str
     gives_back: bool | None
 
 
@@ -96,12 +97,15 @@ class KvBudget:
         self.presence = Presence.ACTIVE
         self._policy = policy
         self._guest_blocks = self._held_blocks = 0
+        self._cut_why = ""
         self._gives_back: bool | None = None
 
     def blocks(
         self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
     ) -> int:
-        self._policy.step(ServingUses(self._held(serving, serving_kv)), now)
+        for change in self._policy.step(ServingUses(self._held(serving, serving_kv)), now):
+            if isinstance(change, Cut):
+                self._cut_why = change.why
         if guest is not None:
             self._guest_blocks, self._held_blocks = guest.kv_blocks_total, guest.kv_blocks_resident
             self._gives_back = guest.kv_gives_back
@@ -115,14 +119,15 @@ class KvBudget:
     def figures(self, now: float) -> MemoryFigures:
         policy = self._policy
         held_bytes = in_bytes(self._held_blocks, self._guest_blocks, policy.pool.guest_bytes)
+        frozen = policy.frozen(now)
         return MemoryFigures(
             policy.budget_bytes,
             held_bytes,
-            policy.frozen(now),
+            frozen,
             policy.cuts,
             policy.grows,
-            policy.freezes,
             policy.turns,
+            self._cut_why,
             self._gives_back,
         )
 

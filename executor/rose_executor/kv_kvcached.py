@@ -5,10 +5,11 @@ never takes anything from anybody: one below what is in use is only *deferred*. 
 before it asks here, so what is in use fits; prefixes that nobody uses are evicted where they stand in the way.
 
 Invariants
-- A limit is asked for again as long as more is mapped than it allows, once in each step, under a new revision: kvcached
+- A limit is asked for again as long as more is mapped than it allows, in each step, under a new revision: kvcached
   answers a known one without trying.
 - kvcached waits for the device before it unmaps under asynchronous scheduling: the fence is its own.
-- Whoever else sets limits for this engine takes them out of our hands: then `off` says so, and the split is fixed.
+- Whoever else sets limits for this engine is overtaken, by a revision behind theirs. Where that is not taken either,
+  `off` says so, and the split is fixed.
 
 Source: kvcached 0.1.6, `kvcached.control.set_instance_memory_limit`, `ElasticBlockPool`. Its pools say how many blocks
 may be handed out now, not how many nobody uses; so what is read for that is named in `RELIES_ON`.

@@ -15,7 +15,7 @@ Invariants
   `resident_max`, except where what was asked for cannot be had otherwise.
 - What a step spends on this is bounded: so many blocks taken aside, so much time for pages to go back.
 
-Written for vLLM 0.32: a pool hands blocks out in one method, and a freed one without a prefix is the next.
+What it takes for granted of vLLM: a pool hands blocks out in one method, and a freed one without a prefix is the next.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class _Fenced:
 
 
 class KvPages:
-    """Takes over a pool's `get_new_blocks`. `off` says why no pages go back, "" while they do.
+    """Takes over a pool's `get_new_blocks` and `get_num_free_blocks`.
 
+    `off` says why no pages go back, "" while they do.
     Until it is attached to workers nothing is taken aside. `resident_max` is in blocks.
     """
 
@@ -76,7 +77,6 @@ class KvPages:
         self.off = "no worker was asked yet"
         self.resident_max: int = pool.num_gpu_blocks - 1
         self.block_bytes = 0
-        self.given_blocks = 0
         self._taken_per_step = taken_per_step
         self._giving_s_per_step = giving_s_per_step
         self._pool = pool
@@ -214,7 +214,6 @@ class KvPages:
                 return
             del fenced.blocks[-piece:]
             self._bare += going
-            self.given_blocks += len(going)
             if not fenced.blocks:
                 self._fenced.popleft()
             if time.monotonic() >= deadline_s:

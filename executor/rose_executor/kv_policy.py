@@ -129,14 +129,14 @@ class _Peak:
 class KvPolicy:
     """One guest beside one serving engine.
 
-    `budget_bytes` begins at 0, and is first planned when serving is first seen. `cuts`, `grows` and `freezes` count;
+    `budget_bytes` begins at 0, and is first planned when serving is first seen. `cuts` and `grows` count;
     `turns` how often the budget grew after a cut or was cut after it had grown: its oscillations.
     """
 
     def __init__(self, pool: KvPool) -> None:
         self.pool = pool
         self.budget_bytes = 0
-        self.cuts = self.grows = self.freezes = self.turns = 0
+        self.cuts = self.grows = self.turns = 0
         self._peak = _Peak(pool.window_s, deque())
         self._plan_at_s: float | None = None
         self._frozen_until_s: float | None = None
@@ -175,7 +175,6 @@ class KvPolicy:
         """Halve the budget until it is at most so much; the freeze begins anew with each cut."""
         while self.budget_bytes > most_bytes:
             self.budget_bytes //= 2
-        self.freezes += not self.frozen(now)
         self._plan_at_s = self._frozen_until_s = now + self.pool.freeze_s
         self.cuts += 1
         self._turned(Cut)

@@ -4,7 +4,8 @@ Invariants
 - Whoever asks about a dead incarnation gets its final counts, also from the next owner of the folder.
 - The folder has one owner at a time; it is taken over only once nobody writes on a page of it any more.
 - Pages are bounded: the oldest go when a folder is taken over.
-- What an engine generated before it was offered is set apart, in a file beside its page: it counts for nobody.
+- What an engine generated for its owner alone, before it was offered or as it woke, is set apart, in a file beside its
+  page: it counts for nobody.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rose.errors import ClusterError, EngineError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.token_page import PageReader
+from rose_transfer.store.files import remove_drafts, write_whole
 
 log = logger("page shelf")
 
@@ -69,10 +71,8 @@ class PageShelf:
 
     def _keep_apart(self, incarnation: str, tokens: int) -> None:
         path = _apart_path(self._page(incarnation).path)
-        draft = path.with_name(f".{path.name}")
         try:
-            draft.write_text(f"{tokens}\n", encoding="ascii")
-            draft.replace(path)
+            write_whole(path, f"{tokens}\n".encode("ascii"))
         except OSError as error:
             raise EngineError(f"{path} cannot be written: {error.strerror}", to_do="make room there") from error
         self._apart[incarnation] = tokens
@@ -126,7 +126,8 @@ class PageShelf:
         return True
 
     def _take_over(self, waits: WaitBoard) -> None:
-        for draft in (*self.folder.glob(".*.page.*"), *self.folder.glob(".*.apart")):
+        remove_drafts(self.folder)
+        for draft in self.folder.glob(".*.page.*"):
             draft.unlink(missing_ok=True)
         paths = sorted(self.folder.glob("*.page"), key=lambda path: path.stat().st_mtime)
         for path in paths[:-PAGES_MAX]:

@@ -6,7 +6,7 @@ Invariants
 - The end of the executor is seen by the kernel's own handle of that process: whoever else holds its end of the pipe
   deceives nobody.
 - A guest of an MPS daemon is released there before it is killed. One that is frozen is killed first, then thawed.
-- It ends when nothing is left of the guests, and never before.
+- It ends when it is sent away, or when nothing is left of the guests, and never before.
 
 From the executor come JSON lines: {"guest": pid, "born": ticks}, and {"end": true}, after which nothing is done.
 """

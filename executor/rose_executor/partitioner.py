@@ -10,7 +10,7 @@ Invariants
 - The serving engine is pinned at most; it is never put into a group of ours, so nothing of ours can hold it back.
 - The normal state lets the guest have what serving leaves; freezing is the brake for an emergency.
 - What is chosen says its name and what it costs. It never pretends to be more: a limit that nothing keeps is refused.
-- If this process is gone, SIGKILL included, guests are ended, or stay frozen: their watchdog and guards see to that.
+- If this process is gone, SIGKILL included, guests are ended, frozen ones too: their watchdog and guards see to that.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Invariants
   change, and the margin that makes up for it is not kept.
 - A disk that fails ends nothing: it is `trouble`, for the status to show, and tried again. Anything else that fails
   ends `run`, and is its owner's to raise.
-- The event loop never waits for the disk.
+- The event loop waits for the disk at the end alone.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ async def record_steps(
     seconds: float,
     told: Callable[[Progress], None],
 ) -> list[SeenStep]:
-    """The steps of an engine under `loads`, for at most so many seconds after its start, and what is then under way.
+    """The steps of an engine under `loads`, for at most so many seconds after `warm`, and what is then under way.
 
     `process` has a `step_log` and is not started; it is ended afterwards. The steps of `warm`, which come first, do not
     count: the first requests pay for what an engine makes at its first use.
@@ -65,7 +65,7 @@ async def record_steps(
                 await driver.do(load)
                 if time.monotonic() >= until_s:
                     break
-        return read_steps(log)[warm_steps:]
+        return read_steps(log, warm_steps)
     finally:
         await process.stop()
 

@@ -34,11 +34,11 @@ from typing import NamedTuple, Protocol
 from rose.errors import ConfigError
 from rose.slo import Slo
 from rose_executor.board_states import ServingState
+from rose_executor.step_profile import FIRST_TOKENS
 
 SPEND = 0.5
 """Of the slack that is there: what is expected of a step may be wrong by as much again."""
 SURPRISE = 0.5
-_FIRST_TOKENS = 8
 _SEQS_WINDOW_S = 10.0
 _TRIAL_EVERY_S = 1.0
 _TRIAL_S = 0.1
@@ -132,7 +132,7 @@ class SlackAdmission:
         self.slack_s = slack_s(serving, policy.slo, now_s, computed_s=computed_s, interference=policy.interference)
         fits = cost.tokens_within(SPEND * self.slack_s / policy.interference, policy.tokens_max)
         if self._tries(serving, fits, now_s):
-            fits = min(_FIRST_TOKENS, policy.tokens_max)
+            fits = min(FIRST_TOKENS, policy.tokens_max)
         return Allowance(fits, self._seqs(fits, policy.seqs_max, now_s))
 
     def _tries(self, serving: ServingState | None, fits: int, now_s: float) -> bool:

@@ -46,7 +46,7 @@ class StepLogWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, step: SeenStep) -> None:
-        """Raises OSError: an engine that is there to be measured, and cannot, has no reason to go on."""
+        """Raises OSError. An engine that is there to be profiled ends by it; a guest goes on (`guest_trail`)."""
         shape, plan = step.shape, step.plan
         values: list[float] = [shape.tokens, shape.seqs, shape.context_tokens, round(step.seconds, 9)]
         if plan is not None:

@@ -28,8 +28,8 @@ from rose_executor.tracking_fit import TrackingFit
 _SECONDS_MIN, _SECONDS_MAX = 1e-9, 3600.0
 _AMOUNT_MAX = 2**40
 """More tokens than any step has."""
-_FIRST_TOKENS = 8
-"""What may be tried of an engine of which no step was seen yet."""
+FIRST_TOKENS = 8
+"""What may be tried of an engine of which no step was seen yet, or none for long."""
 _WANDERING = 0.003
 """Variance by which a part may change at each step, as a share of its square: some hundreds of steps and it is new."""
 _PART_MIN = 0.2
@@ -57,7 +57,7 @@ class ProfileState:
     """All that a profile knows, to be kept: see `TrackingFit`, and the least and most seen of each amount.
 
     `parts` are fixed, per token, per sequence, per token of context, in seconds; `spread` is the mean relative
-    error; `steps` counts all that were ever seen.
+    error; `steps` counts all that were ever learnt from.
     """
 
     parts: tuple[float, ...]
@@ -136,7 +136,7 @@ class StepProfile:
         if seconds <= 0:
             return 0
         if self._fit is None:
-            return min(_FIRST_TOKENS, tokens_max)
+            return min(FIRST_TOKENS, tokens_max)
         within = seconds / self.margin
         if self._cost(tokens_max, min(seqs, tokens_max), context_tokens) <= within:
             return tokens_max

@@ -1,4 +1,4 @@
-"""What vLLM 0.30 lacks of what ROSE uses of 0.32 is added to it here, so that no other module knows of two versions.
+"""What vLLM 0.30 lacks of what ROSE uses of 0.32 is added to it here, so that no other module asks which of them runs.
 
 0.30 is supported because kvcached knows how to shrink its KV cache, and not that of a newer one. Three things are
 added:

@@ -1,7 +1,8 @@
 """What ROSE relies on inside vLLM is checked by name before it is used; `vllm_reliances` has the names.
 
 An engine on a vLLM that moved any of these must not start, for it would count wrongly or update wrongly, and say
-nothing. A name is found in a module, in a class, or in what a class gives its instances.
+nothing. A name is found in a module, in a class, in what a class gives its instances, or in what a function asks of
+others.
 """
 
 from __future__ import annotations
@@ -34,11 +35,16 @@ def broken(relied_on: Iterable[Reliance] = ENGINE) -> list[str]:
 
 
 def _found(owner: Any, name: str) -> Any:
-    """Raises AttributeError if neither `owner` has it nor, where that is a class, its instances get it."""
+    """Raises AttributeError if `owner` has no such name.
+
+    What a class gives its instances counts as its own, and so does what a function names in its body.
+    """
     try:
         return getattr(owner, name)
     except AttributeError:
         if isinstance(owner, type) and any(_gives(base, name) for base in owner.__mro__):
+            return None
+        if isinstance(owner, FunctionType) and name in owner.__code__.co_names:
             return None
         raise
 

@@ -29,6 +29,8 @@ def register() -> None:
     vllm_contract.check()
     if env.board is not None:
         vllm_contract.check(vllm_reliances.QUOTA)
+    elif env.step_log is not None:
+        vllm_contract.check(vllm_reliances.RECORDER)
     die_with_parent(os.getppid())
     forked_children_die_with_parent()
     _add_engine_core_methods()
@@ -39,16 +41,18 @@ def register() -> None:
 
 
 def _give_serving_memory_back() -> None:
-    """In a serving engine whose user asks for it; a setting that means nothing must not keep it from starting."""
+    """In a serving engine whose user asks for it.
+
+    Neither a setting that means nothing nor a vLLM that moved its engine core must keep it from starting.
+    """
     try:
         spare = serving_kv_spare()
-    except ConfigError as error:
-        logging.getLogger("vllm.rose").warning("ROSE gives no memory back, serving goes on: %s", error)
-        return
-    if spare is not None:
-        from rose_executor import kv_serving
+        if spare is not None:
+            from rose_executor import kv_serving
 
-        kv_serving.install(spare)
+            kv_serving.install(spare)
+    except (ConfigError, ImportError, AttributeError) as error:
+        logging.getLogger("vllm.rose").warning("ROSE gives no memory back, serving goes on: %s", error)
 
 
 def _add_engine_core_methods() -> None:

@@ -1,9 +1,9 @@
 """The names inside vLLM that ROSE uses and vLLM does not promise, each by the part of ROSE that needs it.
 
-`ENGINE` is for every engine, `SERVER` for its API server, `QUOTA` for a guest, `PROBE` for a serving engine that is
-probed, `SERVING_KV` for one that gives memory back, `TRACING` for the trace of a layout, `BACKEND` for the weight
-transfer backend. All of that holds on every vLLM in `SUPPORTED`, once `vllm_030` has added what the older one lacks;
-`OLDER` is what that itself relies on there.
+`ENGINE` is for every engine, `SERVER` for its API server, `QUOTA` for a guest, `RECORDER` for an engine that writes
+down its steps and is no guest, `PROBE` for a serving engine that is probed, `SERVING_KV` for one that gives memory
+back, `TRACING` for the trace of a layout, `BACKEND` for the weight transfer backend. All of that holds on every vLLM in
+`SUPPORTED`, once `vllm_030` has added what the older one lacks; `OLDER` is what that itself relies on there.
 
 Whoever uses one more such name adds it here: `tests/executor/test_vllm_contract.py` has a test for each, on each vLLM.
 """
@@ -23,6 +23,77 @@ def _in(module: str, *names: str) -> tuple[Reliance, ...]:
 
 
 _SCHEDULER = "vllm.v1.core.sched.scheduler"
+
+_WORKER: tuple[Reliance, ...] = (
+    *_in("vllm.platforms", "current_platform.is_cpu"),
+    *_in(
+        "vllm.model_executor.layers.utils",
+        "dispatch_cpu_unquantized_gemm(layer, remove_weight)",
+        "cpu_unquantized_gemm.cpu_linear",
+    ),
+    *_in(
+        "vllm.config",
+        "CUDAGraphMode.NONE",
+        "CompilationConfig.cudagraph_mode",
+        "ModelConfig.dtype",
+        "ModelConfig.model",
+        "ParallelConfig.enable_expert_parallel",
+        "VllmConfig.compilation_config",
+    ),
+    *_in(
+        "vllm.distributed.parallel_state",
+        "get_tp_group",
+        "get_pp_group",
+        "GroupCoordinator.world_size",
+        "GroupCoordinator.rank_in_group",
+    ),
+)
+"""Of a worker whose weights are updated: its place in the engine, and what it computes with."""
+
+_STEPS: tuple[Reliance, ...] = (
+    *_in(
+        _SCHEDULER,
+        "Scheduler.schedule",
+        "Scheduler.update_from_output(scheduler_output)",
+        "Scheduler.requests",
+        "Scheduler.vllm_config",
+    ),
+    *_in(
+        "vllm.v1.core.sched.output",
+        "SchedulerOutput.num_scheduled_tokens",
+        "SchedulerOutput.total_num_scheduled_tokens",
+    ),
+    *_in("vllm.v1.request", "Request.num_computed_tokens"),
+    *_in("vllm.platforms", "current_platform.is_cpu"),
+    *_in("vllm.config", "VllmConfig.parallel_config", "ParallelConfig.distributed_executor_backend"),
+)
+"""Of a scheduler whose steps are metered: what each had to do, and by which clock it is measured."""
+
+_PAGES: tuple[Reliance, ...] = (
+    *_in(
+        _SCHEDULER,
+        "Scheduler.schedule",
+        "Scheduler.update_from_output(scheduler_output)",
+        "Scheduler.kv_cache_manager",
+        "Scheduler.has_requests",
+        "Scheduler.pause_state",
+    ),
+    *_in("vllm.v1.core.sched.output", "SchedulerOutput.total_num_scheduled_tokens"),
+    *_in("vllm.v1.core.sched.interface", "PauseState.UNPAUSED"),
+    *_in("vllm.v1.core.kv_cache_manager", "KVCacheManager.block_pool"),
+    *_in(
+        "vllm.v1.core.block_pool",
+        "BlockPool.num_gpu_blocks",
+        "BlockPool.get_num_free_blocks",
+        "BlockPool.get_new_blocks(num_blocks)",
+        "BlockPool.free_blocks(ordered_blocks)",
+    ),
+    *_in("vllm.v1.core.kv_cache_utils", "KVCacheBlock.block_id"),
+    *_in("vllm.v1.engine.core", "EngineCore.collective_rpc(method, args)", "EngineCoreProc.is_running"),
+    *_in("vllm.v1.worker.gpu_worker", "Worker.model_runner"),
+    *_in("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.kv_caches"),
+)
+"""Of an engine whose free blocks give their pages back."""
 
 ENGINE: tuple[Reliance, ...] = (
     *_in(
@@ -76,26 +147,9 @@ ENGINE: tuple[Reliance, ...] = (
         "WorkerBase.model_config",
         "WorkerBase.parallel_config",
     ),
-    *_in("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm(layer, remove_weight)"),
     *_in("vllm.model_executor.models.registry", "_run_in_subprocess(fn)"),
-    *_in("vllm.platforms", "current_platform.is_cpu"),
     *_in("vllm.utils.system_utils", "get_mp_context"),
-    *_in(
-        "vllm.config",
-        "CUDAGraphMode.NONE",
-        "CompilationConfig.cudagraph_mode",
-        "ModelConfig.dtype",
-        "ModelConfig.model",
-        "ParallelConfig.enable_expert_parallel",
-        "VllmConfig.compilation_config",
-    ),
-    *_in(
-        "vllm.distributed.parallel_state",
-        "get_tp_group",
-        "get_pp_group",
-        "GroupCoordinator.world_size",
-        "GroupCoordinator.rank_in_group",
-    ),
+    *_WORKER,
 )
 
 SERVER: tuple[Reliance, ...] = (
@@ -107,35 +161,21 @@ SERVER: tuple[Reliance, ...] = (
     *_in("vllm.v1.engine.core_client", "AsyncMPClient.call_utility_async(method)"),
 )
 
-QUOTA_READS = (
-    "vllm_config",
-    "kv_cache_manager",
-    "running",
-    "max_num_scheduled_tokens",
-    "max_num_active_reqs",
-    "requires_kv_delivery",
-    "prev_step_scheduled_req_ids",
-)
-"""What a guest needs of its live scheduler."""
-
 QUOTA: tuple[Reliance, ...] = (
+    *_STEPS,
+    *_PAGES,
     *_in(
         _SCHEDULER,
-        "Scheduler.schedule",
         "Scheduler.get_request_counts",
-        "Scheduler.requests",
         "Scheduler.finish_requests(request_ids, finished_status)",
         "Scheduler.reset_prefix_cache(reset_running_requests)",
         "Scheduler._preempt_request(request, timestamp, drop_stale_output)",
         "Scheduler._request_blocks_can_be_freed(request)",
-        "Scheduler.has_requests",
-        "Scheduler.pause_state",
-        *(f"Scheduler.{name}" for name in QUOTA_READS),
-    ),
-    *_in(
-        "vllm.v1.core.sched.output",
-        "SchedulerOutput.num_scheduled_tokens",
-        "SchedulerOutput.total_num_scheduled_tokens",
+        "Scheduler.running",
+        "Scheduler.max_num_scheduled_tokens",
+        "Scheduler.max_num_active_reqs",
+        "Scheduler.requires_kv_delivery",
+        "Scheduler.prev_step_scheduled_req_ids",
     ),
     *_in(
         "vllm.v1.engine",
@@ -143,55 +183,31 @@ QUOTA: tuple[Reliance, ...] = (
         "EngineCoreOutputs.outputs",
         "FinishReason.ABORT",
     ),
-    *_in("vllm.v1.core.kv_cache_manager", "KVCacheManager.block_pool"),
-    *_in("vllm.v1.core.sched.interface", "PauseState.UNPAUSED"),
-    *_in(
-        "vllm.v1.core.block_pool",
-        "BlockPool.get_num_free_blocks",
-        "BlockPool.get_usage",
-        "BlockPool.num_gpu_blocks",
-        "BlockPool.get_new_blocks(num_blocks)",
-        "BlockPool.free_blocks(ordered_blocks)",
-    ),
-    *_in("vllm.v1.engine.core", "EngineCore.collective_rpc(method, args)", "EngineCoreProc.is_running"),
+    *_in("vllm.v1.core.block_pool", "BlockPool.get_usage"),
+    *_in("vllm.v1.core.kv_cache_utils", "KVCacheBlock.ref_cnt"),
     *_in("vllm.v1.worker.cpu_model_runner", "CPUModelRunner.initialize_kv_cache(kv_cache_config)"),
     *_in(
         "vllm.v1.request",
+        "Request.request_id",
         "Request.priority",
         "Request.arrival_time",
         "Request.client_index",
-        "Request.num_computed_tokens",
         "RequestStatus.FINISHED_ABORTED",
     ),
-    *_in("vllm.config", "VllmConfig.parallel_config", "ParallelConfig.distributed_executor_backend"),
 )
 
+RECORDER = _STEPS
+
 SERVING_KV: tuple[Reliance, ...] = (
-    *_in(
-        "vllm.v1.core.block_pool",
-        "BlockPool.get_num_free_blocks",
-        "BlockPool.get_new_blocks(num_blocks)",
-        "BlockPool.free_blocks(ordered_blocks)",
-    ),
-    *_in(
-        _SCHEDULER,
-        "Scheduler.schedule",
-        "Scheduler.update_from_output(scheduler_output)",
-        "Scheduler.has_requests",
-        "Scheduler.pause_state",
-    ),
-    *_in("vllm.v1.core.sched.interface", "PauseState.UNPAUSED"),
-    *_in(
-        "vllm.v1.engine.core",
-        "EngineCore.collective_rpc(method, args)",
-        "EngineCoreProc.run_busy_loop",
-        "EngineCoreProc.is_running",
-    ),
+    *_PAGES,
+    *_in("vllm.v1.engine.core", "EngineCore.vllm_config", "EngineCore.scheduler", "EngineCoreProc.run_busy_loop"),
+    *_in("vllm.config", "VllmConfig.parallel_config", "ParallelConfig.data_parallel_size"),
 )
 
 PROBE: tuple[Reliance, ...] = (
     *_in(
         "vllm.v1.metrics.loggers",
+        "StatLoggerBase(vllm_config, engine_index)",
         "StatLoggerBase.record(scheduler_stats, iteration_stats, engine_idx)",
         "StatLoggerBase.log_engine_initialized",
     ),
@@ -220,6 +236,8 @@ TRACING: tuple[Reliance, ...] = (
         "DeviceConfig(device)",
         "VllmConfig(model_config, load_config, device_config)",
         "ParallelConfig(tensor_parallel_size, pipeline_parallel_size, enable_expert_parallel)",
+        "VllmConfig.compilation_config",
+        "VllmConfig.parallel_config",
         "CompilationConfig.static_forward_context",
         "CompilationConfig.static_all_moe_layers",
         "set_current_vllm_config(vllm_config)",
@@ -235,6 +253,7 @@ TRACING: tuple[Reliance, ...] = (
 )
 
 BACKEND: tuple[Reliance, ...] = (
+    *_WORKER,
     *_in(
         "vllm.distributed.weight_transfer.factory",
         "WeightTransferEngineFactory.register_engine(name)",
@@ -258,7 +277,13 @@ BACKEND: tuple[Reliance, ...] = (
         "WeightTransferEngine.finish_weight_update",
         "WeightTransferEngine.shutdown",
     ),
-    *_in("vllm.v1.worker.gpu_worker", "Worker.weight_transfer_engine"),
+    *_in(
+        "vllm.v1.worker.gpu_worker",
+        "Worker.weight_transfer_engine",
+        "Worker.update_weights(update_info)",
+        "Worker.finish_weight_update",
+        "Worker.reload_weights",
+    ),
     *_in(
         "vllm.v1.executor.multiproc_executor",
         "MultiprocExecutor.collective_rpc(method, timeout, args, kwargs)",
@@ -279,13 +304,12 @@ BACKEND: tuple[Reliance, ...] = (
     ),
     *_in("vllm.v1.engine.core_client", "InprocClient.engine_core"),
     *_in("vllm.v1.engine.llm_engine", "LLMEngine.add_request", "LLMEngine.engine_core"),
-    *_in("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm(layer, remove_weight)"),
     *_in(
         "vllm.config",
         "get_current_vllm_config_or_none",
-        "CUDAGraphMode.NONE",
         "ParallelConfig.data_parallel_index",
         "ParallelConfig.world_size",
+        "VllmConfig.parallel_config",
         "VllmConfig.weight_transfer_config",
         "WeightTransferConfig.backend",
     ),
@@ -314,8 +338,9 @@ OLDER: tuple[Reliance, ...] = (
     ),
     *_in(
         "vllm.outputs",
-        "CompletionOutput",
+        "CompletionOutput.finish_reason",
         "RequestOutput.kv_transfer_params",
+        "RequestOutput.outputs",
         "RequestOutput.finished",
         "RequestOutput.request_id",
     ),
@@ -324,8 +349,3 @@ OLDER: tuple[Reliance, ...] = (
         "ServingTokens.serve_tokens_stream_generator(request, result_generator)",
     ),
 )
-
-EVERYWHERE: tuple[Reliance, ...] = tuple(
-    dict.fromkeys((*ENGINE, *SERVER, *QUOTA, *PROBE, *SERVING_KV, *TRACING, *BACKEND))
-)
-"""Each once; `OLDER` is another matter."""

@@ -8,6 +8,16 @@ from typing import Annotated
 import typer
 
 from rose.cli.app_options import JsonOption
+from rose.engine_limits import (
+    BLOCK_TOKENS_MAX,
+    BLOCK_TOKENS_STEP,
+    KV_CACHE_GIB_MAX,
+    KV_CACHE_GIB_MIN,
+    MODEL_LEN_MAX,
+    MODEL_LEN_MIN,
+    SEQS_MAX,
+    SEQS_MIN,
+)
 
 
 def profile(
@@ -20,17 +30,29 @@ def profile(
     ] = 60.0,
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="float32 or bfloat16.")] = "float32",
     max_model_len: Annotated[
-        int, typer.Option("--max-model-len", metavar="N", min=32, max=1 << 20, help="Longest sequence, in tokens.")
+        int,
+        typer.Option(
+            "--max-model-len", metavar="N", min=MODEL_LEN_MIN, max=MODEL_LEN_MAX, help="Longest sequence, in tokens."
+        ),
     ] = 1024,
     max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", metavar="N", min=1, max=4096, help="Most sequences in a step.")
+        int, typer.Option("--max-num-seqs", metavar="N", min=SEQS_MIN, max=SEQS_MAX, help="Most sequences in a step.")
     ] = 128,
     block_size: Annotated[
-        int, typer.Option("--block-size", metavar="N", min=32, max=1024, help="Tokens in one KV block.")
+        int,
+        typer.Option(
+            "--block-size", metavar="N", min=BLOCK_TOKENS_STEP, max=BLOCK_TOKENS_MAX, help="Tokens in one KV block."
+        ),
     ] = 32,
     kv_cache_gib: Annotated[
         float,
-        typer.Option("--kv-cache-gib", metavar="N", min=0.0625, max=1024, help="Memory of the KV cache, in GiB."),
+        typer.Option(
+            "--kv-cache-gib",
+            metavar="N",
+            min=KV_CACHE_GIB_MIN,
+            max=KV_CACHE_GIB_MAX,
+            help="Memory of the KV cache, in GiB.",
+        ),
     ] = 0.5,
     seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**32, help="Of what it is asked.")] = 0,
     start_timeout: Annotated[

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -17,14 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from rose.cli.terminal import console
+from rose.engine_limits import BLOCK_TOKENS_STEP, Dtype
 from rose.errors import ConfigError
 from rose_executor.profile_program import Profiled, ProfileJob, run_profile
 from rose_executor.profile_run import Progress
 from rose_executor.profile_store import default_folder
 from rose_executor.step_shape import StepShape
 
-_DTYPES = ("float32", "bfloat16")
-_BLOCK_TOKENS = 32
 _PLAIN_LINES = 4
 _UPPER_ERROR_QUIET = 0.35
 """On machines that did nothing else, nine in ten steps of the models that were recorded missed by less."""
@@ -34,10 +33,10 @@ def profile_command(
     model: Path, *, dtype: str, block_size: int, store: Path | None, as_json: bool, **rest: Any
 ) -> None:
     """Profile a model and print what was found. Raises as `run_profile`, ConfigError for a wrong flag."""
-    if dtype not in _DTYPES:
-        raise ConfigError(f"--dtype {dtype}", expected=" or ".join(_DTYPES))
-    if block_size % _BLOCK_TOKENS:
-        raise ConfigError(f"--block-size {block_size}", expected=f"a multiple of {_BLOCK_TOKENS}")
+    if dtype not in get_args(Dtype):
+        raise ConfigError(f"--dtype {dtype}", expected=" or ".join(get_args(Dtype)))
+    if block_size % BLOCK_TOKENS_STEP:
+        raise ConfigError(f"--block-size {block_size}", expected=f"a multiple of {BLOCK_TOKENS_STEP}")
     folder = default_folder() if store is None else store
     job = ProfileJob(model=model, dtype=dtype, block_size=block_size, store=folder.absolute(), **rest)
     with _progress() as progress:

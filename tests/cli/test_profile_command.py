@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import psutil
 import pytest
 from rich.console import Console
 
+from rose.cli.app_profile import profile
 from rose.cli.profile import as_data, render
 from rose.machine import look
 from rose_executor.engine_settings import EngineSettings
+from rose_executor.executor_config import GuestConfig
 from rose_executor.profile_fit import fitted, held_out
 from rose_executor.profile_key import ProfileKey, profile_key
 from rose_executor.profile_program import Profiled, ProfileJob
@@ -75,6 +78,11 @@ def test_it_explains_itself(rose: Any) -> None:
     ended = rose("profile", "--help")
     assert ended.status == 0
     assert "Some 20 seconds" in ended.out
+
+
+@pytest.mark.parametrize("name", ["dtype", "max_model_len", "max_num_seqs", "block_size"])
+def test_what_is_not_said_is_as_an_executor_has_its_guest(name: str) -> None:
+    assert signature(profile).parameters[name].default == GuestConfig.model_fields[name].default
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,18 @@ import sys
 from pathlib import Path
 
 from rose_executor import vllm_030, vllm_contract
-from rose_executor.vllm_reliances import EVERYWHERE, OLDER
+from rose_executor import vllm_reliances as names
+from rose_executor.vllm_reliances import OLDER
+
+EVERYWHERE = tuple(
+    dict.fromkeys(
+        (
+            *(*names.ENGINE, *names.SERVER, *names.QUOTA, *names.RECORDER),
+            *(*names.PROBE, *names.SERVING_KV, *names.TRACING, *names.BACKEND),
+        )
+    )
+)
+"""Each name once; `OLDER` is another matter."""
 
 if __name__ == "__main__":
     older = [vllm_contract.broken([reliance]) for reliance in OLDER]

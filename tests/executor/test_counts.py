@@ -26,6 +26,7 @@ from rose_executor.counts_client import CountsClient
 from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.page_shelf import PageShelf
 from rose_executor.token_page import PageReader, PageWriter, RequestCount
+from rose_transfer.store.files import DRAFT_PREFIX
 
 TOKEN = "0123456789abcdef" * 2
 LONG_S = 60.0
@@ -203,7 +204,7 @@ async def test_where_nothing_can_be_set_apart_that_is_an_error(tmp_path: Path, m
 
     async with told(tmp_path) as (client, shelf):
         PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 3)
-        monkeypatch.setattr(Path, "write_text", full)
+        monkeypatch.setattr(page_shelf, "write_whole", full)
         with pytest.raises(EngineError, match="No space left on device"):
             shelf.set_apart(LIFE)
         assert (await client.counts(LIFE)).total_tokens == 3
@@ -332,12 +333,13 @@ def test_what_a_killed_owner_left_half_made_goes_and_pages_are_bounded(
         page.close()
         os.utime(page_of(tmp_path, life), (1000.0 - age, 1000.0 - age))
     (tmp_path / f".guest.{LIFE}.page.123").write_bytes(b"")
+    (tmp_path / f"{DRAFT_PREFIX}123").write_bytes(b"7")
     (tmp_path / f"guest.{OTHER}.page").write_bytes(b"nonsense")
     with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
         assert [shelf.page(life) is not None for life in lives] == [True, False, False]
         assert shelf.page(OTHER) is None
         assert shelf.total() == 1
-    assert not list(tmp_path.glob(".*.page.*"))
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:

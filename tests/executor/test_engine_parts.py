@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import EngineError
-from rose_executor import vllm_contract
-from rose_executor.engine_env import BOARD, SERVING_BOARD, EngineEnv, serving_board
+from rose_executor import vllm_contract, vllm_plugin, vllm_reliances
+from rose_executor.engine_env import BOARD, SERVING_BOARD, SERVING_KV_SPARE, EngineEnv, serving_board
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import changed
 from rose_executor.request_id import external_request_id
@@ -50,6 +52,56 @@ def test_the_plugin_only_offers_its_backend_in_a_vllm_that_is_not_ours(monkeypat
     assert offered == ["rose"]
 
 
+@pytest.mark.parametrize(("spare", "why"), [("a lot", "ROSE_SERVING_KV_SPARE is 'a lot'"), ("0.1", "kv_serving")])
+def test_a_serving_engine_starts_also_where_its_memory_cannot_go_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spare: str, why: str
+) -> None:
+    monkeypatch.setattr("rose_executor.transfer_plugin.register", lambda: None)
+    monkeypatch.setenv(SERVING_KV_SPARE, spare)
+    # As where a name that it imports from vLLM is gone.
+    monkeypatch.setitem(sys.modules, "rose_executor.kv_serving", None)
+    monkeypatch.delattr("rose_executor.kv_serving", raising=False)
+    with caplog.at_level(logging.WARNING):
+        register()
+    (line,) = caplog.messages
+    assert line.startswith("ROSE gives no memory back, serving goes on: ")
+    assert why in line
+
+
+@pytest.mark.parametrize(
+    ("env", "looked_at"),
+    [
+        (ENV, [vllm_reliances.ENGINE]),
+        (replace(ENV, step_log=Path("/run/steps")), [vllm_reliances.ENGINE, vllm_reliances.RECORDER]),
+        (replace(ENV, board=Path("/run/board")), [vllm_reliances.ENGINE, vllm_reliances.QUOTA]),
+        (
+            replace(ENV, board=Path("/run/board"), step_log=Path("/run/steps")),
+            [vllm_reliances.ENGINE, vllm_reliances.QUOTA],
+        ),
+    ],
+)
+def test_an_engine_looks_at_the_names_that_its_scheduler_relies_on(
+    monkeypatch: pytest.MonkeyPatch, env: EngineEnv, looked_at: list[tuple[vllm_reliances.Reliance, ...]]
+) -> None:
+    seen = []
+
+    def nothing(*_: object) -> None:
+        pass
+
+    def look(relied_on: tuple[vllm_reliances.Reliance, ...] = vllm_reliances.ENGINE) -> None:
+        seen.append(relied_on)
+
+    monkeypatch.setattr(EngineEnv, "read", lambda: env)
+    monkeypatch.setattr(vllm_contract, "check", look)
+    for name in ("die_with_parent", "forked_children_die_with_parent", "_add_engine_core_methods"):
+        monkeypatch.setattr(vllm_plugin, name, nothing)
+    monkeypatch.setattr(vllm_plugin, "_begin_without_pages", nothing)
+    monkeypatch.setattr("rose_executor.transfer_plugin.register", nothing)
+    monkeypatch.setattr("rose_executor.vllm_030.level_engine", nothing)
+    register()
+    assert seen == looked_at
+
+
 def test_a_guest_is_told_its_board_and_no_other_engine_inherits_one() -> None:
     guest = replace(ENV, board=Path("/run/board"))
     assert EngineEnv.read(changed({}, guest.variables())) == guest
@@ -75,6 +127,7 @@ def test_what_vllm_lacks_is_named() -> None:
         ("json", "JSONDecoder.strict", ()),  # which `__init__` assigns
         ("rose_executor.engine_settings", "EngineSettings.model_dir", ()),  # a field
         ("http.cookiejar", "DefaultCookiePolicy._blocked_domains", ()),  # assigned by another method
+        ("http.cookiejar", "request_host.get_full_url", ()),  # which the function asks of its argument
         ("no_such_module", "x", ()),
     )
     missing = vllm_contract.broken(relied_on)

@@ -1,8 +1,7 @@
-"""What processes hold, by the kernel's books and the driver's."""
+"""What processes hold, by the kernel's books."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ import pytest
 
 from rose.errors import ClusterError
 from rose_executor import guest_memory
-from rose_executor.guest_memory import device_memory, held_by, host_memory
+from rose_executor.guest_memory import host_memory
 
 MIB = 2**20
 _FORKED = """
@@ -71,61 +70,3 @@ def test_a_process_that_is_gone_is_told() -> None:
     process.wait()
     with pytest.raises(ClusterError, match="is gone"):
         host_memory(process.pid)
-
-
-LISTING = "123, 2048\n 77, 10 \n123, 1\n9, [N/A]\n"
-
-
-def test_the_driver_lists_a_process_once_for_each_device() -> None:
-    assert held_by(LISTING, {123}) == 2049 * MIB
-    assert held_by(LISTING, {123, 77}) == 2059 * MIB
-    assert held_by(LISTING, {5}) == 0
-    assert held_by("", {5}) == 0
-
-
-def test_what_the_driver_does_not_tell_about_us_is_not_taken_for_nothing() -> None:
-    with pytest.raises(ClusterError, match="does not tell what process 9 holds"):
-        held_by(LISTING, {9})
-    with pytest.raises(ClusterError, match="lists 'No running processes found'"):
-        held_by("No running processes found", {9})
-
-
-@contextmanager
-def driver(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    program = folder / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-    yield
-
-
-def test_the_driver_is_asked_for_processes_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = '[ "$1" = --query-compute-apps=pid,used_memory ] && [ "$2" = --format=csv,noheader,nounits ] && echo 5, 3'
-    with driver(tmp_path, script, monkeypatch):
-        assert device_memory([5]) == 3 * MIB
-
-
-def test_a_driver_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with driver(tmp_path, "echo no driver >&2; exit 9", monkeypatch), pytest.raises(ClusterError, match="no driver"):
-        device_memory([5])
-
-
-def test_without_a_driver_nothing_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert device_memory([5]) is None
-
-
-def test_a_driver_that_hangs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guest_memory, "_SMI_S", 0.2)
-    with driver(tmp_path, "exec sleep 60", monkeypatch), pytest.raises(ClusterError, match="does not answer"):
-        device_memory([5])
-
-
-@pytest.mark.gpu
-def test_the_real_driver_lists_what_it_is_asked_for() -> None:
-    import torch
-
-    held = torch.zeros(64 * MIB, dtype=torch.uint8, device="cuda")
-    measured = device_memory([os.getpid()])
-    assert measured is not None
-    assert measured >= held.numel()

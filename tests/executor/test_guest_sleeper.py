@@ -247,7 +247,7 @@ amounts = st.integers(0, 10_000)
 def test_room_is_what_it_holds_and_what_is_free(
     state: Presence, budget_bytes: int, kv_bytes: int, held_bytes: int, spare_bytes: int
 ) -> None:
-    figures = MemoryFigures(budget_bytes, kv_bytes, False, 0, 0, 0, 0, gives_back=True)
+    figures = MemoryFigures(budget_bytes, kv_bytes, False, 0, 0, 0, "", gives_back=True)
     assert room_for(state, figures, 100, held_bytes, None) == Room(budget_bytes, 100)
     room = room_for(state, figures, 100, held_bytes, spare_bytes)
     assert 0 <= room.budget_bytes <= budget_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import time
@@ -13,11 +14,12 @@ import pytest
 
 from rose.errors import ClusterError
 from rose.slo import Slo
-from rose_executor.board import GUEST, QUOTA, SERVING, BoardReader, HalfWriter
-from rose_executor.board_states import GuestState, Quota, ServingState
+from rose_executor.board import GUEST, QUOTA, SERVING, SERVING_KV, BoardReader, HalfWriter
+from rose_executor.board_states import GuestState, Quota, ServingKv, ServingState
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
-from rose_executor.kv_budget import FixedBlocks
+from rose_executor.kv_budget import FixedBlocks, KvBudget
+from rose_executor.kv_policy import KvPolicy, KvPool
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.slack import SlackPolicy
 
@@ -171,3 +173,20 @@ def test_a_guest_that_does_not_obey_is_frozen_and_a_broken_brake_is_told(
         troubles.append(watching.trouble)
     assert brake.frozen == 1
     assert [bool(trouble) for trouble in troubles] == [False, False, broken, False]
+
+
+def test_each_cut_of_the_guests_memory_is_in_the_log_with_its_cause(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "board"
+    budget = KvBudget(KvPolicy(KvPool(pool_bytes=1000, serving_bytes=1000, guest_bytes=800)))
+    watching = GuestWatch(path, GuestRules(POLICY, budget), Brake())
+    HalfWriter(path, SERVING).write(idle())
+    serving_kv = HalfWriter(path, SERVING_KV)
+    with caplog.at_level(logging.INFO):
+        for resident_bytes in (0, 500, 500, 800):
+            serving_kv.write(ServingKv(total_bytes=1000, resident_bytes=resident_bytes))
+            assert watching.look()
+    told = [line for line in caplog.messages if "memory is cut" in line]
+    assert ["serving uses 500 bytes" in line for line in told] == [True, False]
+    assert "serving uses 800 bytes" in told[-1]

@@ -72,7 +72,9 @@ def test_a_burst_cuts_and_the_end_of_a_step_plans_anew() -> None:
     budget = KvBudget(KvPolicy(POOL))
     budget.blocks(serving(30), KV, GUEST, 1.0)
     assert budget.blocks(serving(50), KV, GUEST, 2.0) == 12
-    assert budget.figures(3.0) == MemoryFigures(250, 600, True, cuts=1, grows=1, freezes=1, turns=1, gives_back=False)
+    why = "serving uses 500 bytes"
+    expected = MemoryFigures(250, 600, True, cuts=1, grows=1, turns=1, cut_why=why, gives_back=False)
+    assert budget.figures(3.0) == expected
     budget.step_ended(4.0)
     assert budget.blocks(serving(30), KV, GUEST, 4.1) == 15
 

@@ -53,7 +53,7 @@ def test_a_tier_is_what_is_there(
 def test_memory_is_elastic_where_both_give_it_back_and_the_guest_says_so(
     pooled: bool, serving_kv: ServingKv | None, gives_back: bool | None, name: str
 ) -> None:
-    pool = MemoryFigures(250, 600, False, cuts=0, grows=0, freezes=0, turns=0, gives_back=gives_back)
+    pool = MemoryFigures(250, 600, False, cuts=0, grows=0, turns=0, cut_why="", gives_back=gives_back)
     memory = memory_now(pool if pooled else None, serving_kv)
     assert memory == Memory(name, elastic=name == "shared pool")
     assert tier_now(TOLD, HELD, memory).tier is (Tier.FULL if memory.elastic else Tier.BOARD)

@@ -7,14 +7,25 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from contract_main import EVERYWHERE
 
 import rose_executor
-from rose_executor.vllm_reliances import EVERYWHERE, OLDER, SUPPORTED, Reliance
+from rose_executor.vllm_reliances import (
+    BACKEND,
+    ENGINE,
+    OLDER,
+    PROBE,
+    QUOTA,
+    RECORDER,
+    SERVING_KV,
+    SUPPORTED,
+    Reliance,
+)
 
 PUBLIC = {("vllm", "LLM"), ("vllm", "SamplingParams"), ("vllm.inputs", "TokensPrompt")}
 """What vLLM's own documentation tells users to import."""
@@ -70,13 +81,38 @@ def imported() -> Iterator[tuple[str, str, str]]:
                 yield from ((file.name, alias.name, "") for alias in node.names if alias.name.startswith("vllm."))
 
 
-def test_no_module_imports_from_vllm_what_is_in_no_contract() -> None:
-    heads = {(module, name.partition(".")[0]) for module, name, _ in (*EVERYWHERE, *OLDER)}
+CHECKED = {
+    "counting_scheduler": ENGINE,
+    "quota_scheduler kv_keeping kv_untouched step_clock": (*ENGINE, *QUOTA),
+    "step_recorder step_clock": (*ENGINE, *RECORDER),
+    "live_model": ENGINE,
+    "serving_probe": PROBE,
+    "kv_serving": SERVING_KV,
+    "transfer_plugin transfer_backend transfer_info version_label live_model worker_agreement": BACKEND,
+}
+"""What has been looked at when these modules run."""
+
+
+def in_no_contract(relied_on: Iterable[Reliance], only: Collection[str] | None = None) -> list[tuple[str, str, str]]:
+    """Imports from vLLM, of `only` these files of ours, that no name in `relied_on` is about."""
+    heads = {(module, name.partition(".")[0]) for module, name, _ in relied_on}
     modules = {module for module, _ in heads}
-    found = list(imported())
-    assert len(found) > 30
-    assert [
+    return [
         (file, module, name)
-        for file, module, name in found
-        if (module, name) not in heads | PUBLIC and (f"{module}.{name}" if name else module) not in modules
-    ] == []
+        for file, module, name in imported()
+        if (only is None or file in only)
+        and (module, name) not in heads | PUBLIC
+        and (f"{module}.{name}" if name else module) not in modules
+    ]
+
+
+@pytest.mark.parametrize("modules", CHECKED)
+def test_what_a_part_imports_from_vllm_is_looked_at_before_it_runs(modules: str) -> None:
+    files = {f"{name}.py" for name in modules.split()}
+    assert files <= {file for file, _, _ in imported()}
+    assert in_no_contract(CHECKED[modules], files) == []
+
+
+def test_no_module_imports_from_vllm_what_is_in_no_contract() -> None:
+    assert len(list(imported())) > 30
+    assert in_no_contract((*EVERYWHERE, *OLDER)) == []
