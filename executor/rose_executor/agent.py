@@ -274,8 +274,11 @@ class Agent:
             # It died at once; who waits for it will hear so.
 
     def _thaw(self) -> None:
-        with contextlib.suppress(ClusterError):
+        """So that a frozen guest can end when it is asked to; one that stays frozen is killed, which thaws again."""
+        try:
             self._partitioner.thaw()
+        except ClusterError as error:
+            log.error("the guest cannot be thawed", why=str(error))
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -94,18 +94,27 @@ class ThreadPartitioner:
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
     def _signal(self, signum: signal.Signals) -> None:
+        """All that can be reached, before any that cannot is told of."""
         reached: set[int] = set()
+        refused: dict[int, str] = {}
         for _ in range(_PASSES_MAX):
             # The number of a guest that is gone may be somebody else's by now.
             self._guests = {guest for guest in self._guests if guest.is_running()}
             alive = {pid for guest in self._guests for pid in _family(guest.pid)}
             if alive <= reached:
-                return
+                break
             for pid in alive - reached:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.kill(pid, signum)
+                except ProcessLookupError:
+                    continue
+                except OSError as error:
+                    refused[pid] = error.strerror or str(error)
             reached |= alive
-        raise ClusterError(f"the guest starts processes faster than {signum.name} reaches them")
+        else:
+            raise ClusterError(f"the guest starts processes faster than {signum.name} reaches them")
+        if refused:
+            raise ClusterError(f"{signum.name} does not reach processes of the guest: {refused}")
 
 
 def checked_cores(cores: Collection[int]) -> frozenset[int]:
