@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from rose.errors import ClusterError
+from rose.processes import family
 
 _SMI = ("nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits")
 _SMI_S = 10.0
@@ -32,12 +33,10 @@ class HostMemory:
 
 def host_memory(pid: int) -> HostMemory:
     """Of a process and all its descendants, those that end meanwhile left out. Raises ClusterError if it is gone."""
-    try:
-        leader = psutil.Process(pid)
-        family = [leader, *leader.children(recursive=True)]
-    except psutil.Error as error:
-        raise ClusterError(f"process {pid} is gone, its memory cannot be measured") from error
-    return _added(told for one in family if (told := _one(one.pid)) is not None)
+    members = family(pid)
+    if not members:
+        raise ClusterError(f"process {pid} is gone, its memory cannot be measured")
+    return _added(told for one in members if (told := _one(one.pid)) is not None)
 
 
 def device_memory(pids: Collection[int]) -> int | None:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from rose.cli.profile import as_data, render
 from rose.machine import look
+from rose.processes import family
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.profile_fit import fitted, held_out
 from rose_executor.profile_key import ProfileKey, profile_key
@@ -140,7 +141,7 @@ def test_ctrl_c_leaves_no_engine_and_no_profile(tiny_model: Path, tmp_path: Path
         assert ran.stderr is not None
         while once not in ran.stderr.readline():
             assert ran.poll() is None
-        children = psutil.Process(ran.pid).children(recursive=True)
+        children = family(ran.pid)[1:]
         ran.send_signal(signal.SIGINT)
         ran.communicate(timeout=120)
     assert ran.returncode == 130

@@ -26,6 +26,7 @@ from rose.certificates import Certificates, read_certificates
 from rose.cli.executor import open_lender
 from rose.errors import ContractError
 from rose.metrics import ExecutorMetrics
+from rose.processes import family
 from rose.runs import open_service
 from rose.slo import Slo
 from rose.status import StatusBoard
@@ -372,13 +373,11 @@ def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_mo
                 async with run.lease() as lease:
                     assert lease.counts_address == counts_address
                     assert await sample_on(lease, "r", 12) == 12
-                family = psutil.Process(process.pid).children(recursive=True)
-                assert len(family) >= 2  # the warm process and the guest
+                below = family(process.pid)[1:]
+                assert len(below) >= 2  # the warm process and the guest
                 process.kill()
                 await process.wait()
-                await until(
-                    lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
-                )
+                await until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
                 with closing(BoardReader(executor.board)) as board:
                     await until(lambda: board.read(QUOTA, time.monotonic()).state is None)
                 await the_next(executor, lease.incarnation, own)
