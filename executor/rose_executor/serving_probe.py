@@ -5,6 +5,7 @@ Invariants
   So it does if its own calls take too long (`probe_cost`), for whatever reason, such as a slow file system.
 - Without `ROSE_SERVING_BOARD` it does nothing. A board that is not there yet, or was made anew, is looked for again
   once a second; why there is none is said once, for it may be a folder that never comes, or another engine's board.
+- A board that takes nothing, such as one on a full disk, is let go, and tried again every few seconds, never in a step.
 - The half of the board is renewed while the engine idles, by the loop that also answers its clients: if that stands
   still, the half grows stale, and so does whoever trusts it.
 
@@ -34,6 +35,7 @@ from rose_executor.profile_store import read_profile
 from rose_executor.serving_steps import ServingSteps
 
 _LOOK_AGAIN_S = 1.0
+_WRITE_AGAIN_S = 5.0
 _BEAT_EARLY_S = 0.005
 _log = logging.getLogger("vllm.rose")
 _M = TypeVar("_M", bound=Callable[..., None])
@@ -58,7 +60,10 @@ def _never_hurting(method: _M) -> _M:
 
 
 class ServingProbe(StatLoggerBase):  # type: ignore[misc]
-    """One engine's stat logger. `off` says why the probe does nothing, "" while it works."""
+    """One engine's stat logger. `off` says why the probe does nothing any more, "" while it works.
+
+    `boardless` says why it has no board to write on just now, "" while it has one.
+    """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.off = ""
@@ -66,7 +71,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         self._path = serving_board()
         self._writer: HalfWriter[ServingState] | None = None
         self._steps: ServingSteps | None = None
-        self._boardless = ""
+        self.boardless = ""
         self._look_again_s = self._written_at_s = 0.0
         self._beating = False
         self._cost = ProbeCost()
@@ -134,9 +139,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         """Do nothing from now on. The half on the board grows stale: nobody takes an old state for the present one."""
         self.off = why
         _log.warning("ROSE's probe is off, serving goes on: %s", why)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._let_go()
 
     @_never_hurting
     def _begin(self) -> None:
@@ -149,9 +152,17 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             self.switch_off(why)
 
     def _write(self, state: ServingState, now_s: float) -> None:
-        if self._writer is not None:
+        if self._writer is None:
+            return
+        try:
             self._writer.write(state)
-            self._written_at_s = now_s
+        except OSError as error:
+            self._let_go()
+            # The next beat that has a board writes on it at once: so the next attempt is that one's, and no step's.
+            self._written_at_s, self._look_again_s = 0.0, now_s + _WRITE_AGAIN_S
+            self._without_board(f"{self._path} cannot be written: {error.strerror}")
+        else:
+            self._written_at_s, self.boardless = now_s, ""
 
     def _counted(self) -> ServingSteps:
         if self._steps is None:
@@ -184,15 +195,23 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
 
     def _follow_board(self) -> None:
         """Have a whole board to write on, or none for now."""
-        if self._writer is not None and self._writer.whole():
-            return
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
         assert isinstance(self._path, Path)
         try:
-            self._writer, self._boardless = HalfWriter(self._path, SERVING), ""
-        except ClusterError as error:
-            if str(error) != self._boardless:
-                self._boardless = str(error)
-                _log.warning("ROSE's probe has no board to write on yet: %s", error)
+            if self._writer is not None and self._writer.whole():
+                return
+            self._let_go()
+            self._writer = HalfWriter(self._path, SERVING)
+            self._written_at_s = 0.0
+        except (ClusterError, OSError) as error:
+            self._let_go()
+            self._without_board(str(error))
+
+    def _without_board(self, why: str) -> None:
+        if why != self.boardless:
+            self.boardless = why
+            _log.warning("ROSE's probe has no board to write on yet: %s", why)
+
+    def _let_go(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
