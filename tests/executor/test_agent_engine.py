@@ -229,6 +229,7 @@ def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(r
             await until(lambda: here.sample("guest_tokens") == 35)
             assert here.sample("guest_restarts_total") == 1
             await silence_shuts(here, run)
+            await stopped_is_not_lent(here, run)
             here.freeze()
             await until(lambda: run.engines and run.engines[0].incarnation != lease.incarnation)
             assert not (await here.counts.counts(lease.incarnation)).alive
@@ -316,6 +317,26 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
     assert here.sample("compute_ratio", who="serving") is None
     here.serving.silent = False
     await until(lambda: run.engines)
+
+
+async def stopped_is_not_lent(here: Executor, run: LendingRun) -> None:
+    """A guest that somebody stops, whole or only its engine core, is offered again once it goes on."""
+    members = [one.pid for one in family(here.pids[-1])]
+    for stopped in (members, members[-1:]):
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not run.engines)
+        await until(lambda: here.part("guest")[0] == "held back")
+        words = here.part("guest")[1]
+        assert "the guest stands still: somebody has stopped" in words
+        assert all(str(pid) in words for pid in stopped)
+        assert here.sample("slots_open") == 0
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: run.engines)
+        async with run.lease(min_version=1) as lease:
+            assert await sample_on(lease, f"after {len(stopped)} went on", 5) == 5
+    assert here.sample("guest_restarts_total") == 1
 
 
 class ExecutorProcess:
