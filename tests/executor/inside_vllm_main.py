@@ -23,6 +23,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from rose_executor import (
     counting_scheduler,
     engine_env,
+    kept_half,
     kv_keeping,
     quota_scheduler,
     serving_arrivals,
@@ -137,7 +138,7 @@ async def no_board_to_be_had(path: Path) -> Any:
             for _ in range(3):
                 probe.record(*report())
                 await asyncio.sleep(0.1)  # it looks for the board twice in that time
-        said.append([probe.off, probe._writer is None, warned])
+        said.append([probe.off, bool(probe.half.boardless), warned])
     first.close()
     await asyncio.sleep(0.3)
     return [said, theirs.read_text(), read(taken)]
@@ -172,14 +173,14 @@ async def slow_file_system(path: Path, write_s: float = 0.001) -> Any:
     try:
         probe = serving_probe.ServingProbe(CONFIG)
         probe.log_engine_initialized()
-        write = probe._writer.write
+        write = probe.half._writer.write
 
         def slowly(state: ServingState) -> None:
             nonlocal now_s
             now_s += write_s
             write(state)
 
-        probe._writer.write = slowly
+        probe.half._writer.write = slowly
         steps = 0
         while not probe.off and steps < 2000:
             now_s += 0.01 - write_s
@@ -216,14 +217,14 @@ async def full_disk(path: Path, *, at_start: bool = True) -> Any:
             while time.monotonic() < began_s + 0.6:
                 probe.record(*report())
                 await asyncio.sleep(0.001)
-            said = [probe.off, probe.boardless, len(warned), warned[-1]]
+            said = [probe.off, probe.half.boardless, len(warned), warned[-1]]
             # One that a step made, at most, and those of the beats.
-            rare = all(later - earlier > 0.9 * serving_probe._WRITE_AGAIN_S for earlier, later in pairwise(attempts))
+            rare = all(later - earlier > 0.9 * kept_half.WRITE_AGAIN_S for earlier, later in pairwise(attempts))
             full = False
-            while probe.boardless and time.monotonic() < began_s + 30.0:
+            while probe.half.boardless and time.monotonic() < began_s + 30.0:
                 await asyncio.sleep(0.01)
             probe.record(*report())
-            return [*said, rare, len(attempts) >= 2, probe.off, probe.boardless, read(path)[1:], len(warned)]
+            return [*said, rare, len(attempts) >= 2, probe.off, probe.half.boardless, read(path)[1:], len(warned)]
     finally:
         HalfWriter.write = real  # type: ignore[method-assign]
 
@@ -256,8 +257,8 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
     vllm_030.level_engine()
-    serving_probe._LOOK_AGAIN_S = 0.05
-    serving_probe._WRITE_AGAIN_S = 0.2
+    kept_half.LOOK_AGAIN_S = 0.05
+    kept_half.WRITE_AGAIN_S = 0.2
     scenarios = (
         *(second_engine, tells, hears_of_arrivals, finds_a_late_board, no_board_to_be_had, odd_statistics),
         *(full_disk, disk_that_fills, slow_file_system, quick_file_system),
