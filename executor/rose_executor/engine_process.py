@@ -35,6 +35,7 @@ from rose_executor.token_page import PageReader
 log = logger("engine")
 
 _POLL_S = 0.02
+_HOSTED_TIMEOUT_S = 30.0
 _RELEASE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 10.0
 _THAW_AGAIN_S = 0.2
@@ -71,7 +72,8 @@ class EngineProcess:
 
         `launched` is called as soon as there is a process of it. Raises ConfigError or ClusterError before anything
         is started, LauncherDied if nothing can be started any more, EngineError if its host forbids it now, or with the
-        last lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
+        last lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`, or if its host is
+        silent.
         """
         if self._child is not None and self._child.exit_code is None:
             raise EngineError(f"{self.settings.engine_id} is running already", to_do="stop it first")
@@ -226,7 +228,13 @@ class EngineProcess:
 
     async def _hosted(self, host: GuestHost) -> Mapping[str, str | None]:
         try:
-            return await asyncio.to_thread(host.guest_env)
+            return await self._waits.within(
+                asyncio.to_thread(host.guest_env),
+                "leave to start a guest",
+                self.settings.engine_id,
+                _HOSTED_TIMEOUT_S,
+                boundary="cluster",
+            )
         except ClusterError as error:
             # Another start, a little later, may find it mended: a device recovers, the serving engine comes back.
             what = f"{self.settings.engine_id} may not be started now: {error.what}"

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -231,6 +232,32 @@ def test_an_engine_that_is_nobodys_guest_is_killed_at_once(tmp_path: Path, tiny_
 def test_no_guest_starts_while_its_host_forbids_it(tmp_path: Path, tiny_model: Path) -> None:
     with pytest.raises(EngineError, match="guest may not be started now: the serving engine is no client"):
         ending(tmp_path, tiny_model, Host("the serving engine is no client"), killed)
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "_HOSTED_TIMEOUT_S", 0.1)
+    answers = threading.Event()
+
+    class Silent(Host):
+        def guest_env(self) -> dict[str, str | None]:
+            answers.wait(DEADLINE_S)
+            return {}
+
+    async def run() -> None:
+        launcher, waits = Keeping(), WaitBoard()
+        process = EngineProcess(
+            EngineSettings("guest", tiny_model, tmp_path, tmp_path / "log"), launcher, waits, Silent()
+        )
+        try:
+            with pytest.raises(DeadlineExceeded, match="guest: no leave to start a guest after"):
+                await process.start(0)
+        finally:
+            answers.set()
+        assert launcher.commands == []
+
+    asyncio.run(run())
 
 
 def test_files_that_cannot_be_removed_hide_no_cause(
