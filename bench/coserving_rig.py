@@ -17,8 +17,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from bench.coserving_costs import STEP_COSTS, Costs, read_costs
 from bench.coserving_engines import guest_settings, probe_costs, started_serving
 from bench.coserving_phases import SHARE, Phase, Place
@@ -32,6 +30,7 @@ from rose.demo.load import LoadPlan
 from rose.demo.serving_engine import ServingEngine
 from rose.errors import ClusterError
 from rose.machine import look
+from rose.processes import family
 from rose.slo import Slo
 from rose.waits import WaitBoard
 from rose.workload.record_file import Replay, read_replay
@@ -171,9 +170,8 @@ def _like_any_other(pid: int) -> None:
     parent = groups.v1.get("cpu", groups.v2)
     if parent is None:
         raise BenchFailed("no control group to put a guest beside serving", to_do="run it as root on cgroup v1 or v2")
-    leader = psutil.Process(pid)
     try:
-        for member in [leader, *leader.children(recursive=True)]:
+        for member in family(pid):
             (parent / "cgroup.procs").write_text(str(member.pid), encoding="ascii")
     except OSError as error:
         raise ClusterError(f"process {pid} cannot be put into {parent}: {error}") from error

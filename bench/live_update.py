@@ -26,12 +26,12 @@ from pathlib import Path
 from statistics import median
 
 import aiohttp
-import psutil
 
 from bench.live_model import Line, build
 from bench.registry import BenchFailed
 from bench.result import Run
 from rose.errors import RoseError
+from rose.processes import family
 from rose.waits import WaitBoard
 from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
@@ -214,9 +214,8 @@ class _Memory:
     """The resident memory of a tree of processes, from now on. Source: Linux, `clear_refs` and `VmHWM` in /proc."""
 
     def __init__(self, pid: int) -> None:
-        root = psutil.Process(pid)
         self._before: dict[int, int] = {}
-        for process in (root, *root.children(recursive=True)):
+        for process in family(pid):
             Path(f"/proc/{process.pid}/clear_refs").write_text("5")
             self._before[process.pid] = _status_bytes(process.pid, "VmRSS")
 

@@ -77,6 +77,15 @@ def session_of(pid: int) -> int:
         return 0
 
 
+def family(pid: int) -> list[psutil.Process]:
+    """A process, then all its descendants: those that are there now, none if it is gone itself."""
+    try:
+        leader = psutil.Process(pid)
+        return [leader, *leader.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
@@ -108,7 +117,7 @@ def end_descendants(grace_s: float) -> int:
 
 
 def _descendants() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    return family(os.getpid())[1:]
 
 
 def _signal_all(signum: signal.Signals, ended: set[int]) -> bool:

@@ -3,7 +3,7 @@
     watch ── looks every 20 ms, writes the quota ──▶ board ◀── serving engine, guest
     guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
     sleeper  looks twice a second ── asleep, awake ──▶ the quota; gone, started ──▶ supervisor
-    show ─── metrics and status; a guest that was frozen is ended
+    show ─── metrics and status; a guest that was frozen is ended, one that somebody stopped is lent to nobody
 
 Invariants
 - Serving is never touched: whatever fails here, the quota is renewed no more, and the guest shuts its gate.
@@ -35,6 +35,7 @@ from rose_executor.engine_settings import EngineSettings
 from rose_executor.guest_life import GuestLife, Receiving
 from rose_executor.guest_proof import GuestProof
 from rose_executor.guest_sleeper import GuestSleeper
+from rose_executor.guest_stopped import stopped_processes
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.kept_guest import KeptGuest
 from rose_executor.launcher import Launcher
@@ -108,6 +109,7 @@ class Agent:
         self._supervisor: EngineSupervisor | None = None
         self._life: GuestLife | None = None
         self._sleeper: GuestSleeper | None = None
+        self._stopped: tuple[int, ...] = ()
 
     def alive(self, incarnation: str) -> bool:
         """Whether an incarnation may still generate."""
@@ -145,16 +147,29 @@ class Agent:
     def lent(self) -> Lent:
         """How many requests the guest may have now."""
         watch = self._watch
-        return lent(watch.seen, watch.trouble, watch.rules, self._settings.max_num_seqs, time.monotonic())
+        return lent(
+            watch.seen, watch.trouble, watch.rules, self._stopped, self._settings.max_num_seqs, time.monotonic()
+        )
 
     async def _show(self, lender: Lender) -> None:
         while True:
             self._end_if_frozen()
+            await self._look_for_stopped()
             self._open_s()
             living = () if self._process is None else (self._process.incarnation,)
             self._figures.show(self._watch, self._life, self.lent(), lender, self._shelf.total(living))
             self._figures.show_guest(self._proof.words, self._health.words(time.monotonic()))
             await asyncio.sleep(SHOW_EVERY_S)
+
+    async def _look_for_stopped(self) -> None:
+        process = self._process
+        alive = process is not None and process.alive
+        stopped = await asyncio.to_thread(stopped_processes, process.pid) if process is not None and alive else ()
+        if stopped and not self._stopped:
+            log.warning("the guest was stopped by somebody else: it is lent no more until it goes on", pids=stopped)
+        elif self._stopped and not stopped:
+            log.info("the guest is no longer stopped", pids=self._stopped)
+        self._stopped = stopped
 
     def _end_if_frozen(self) -> None:
         """A guest that did not obey is replaced. It is thawed only to die."""
@@ -274,8 +289,11 @@ class Agent:
             # It died at once; who waits for it will hear so.
 
     def _thaw(self) -> None:
-        with contextlib.suppress(ClusterError):
+        """So that a frozen guest can end when it is asked to; one that stays frozen is killed, which thaws again."""
+        try:
             self._partitioner.thaw()
+        except ClusterError as error:
+            log.error("the guest cannot be thawed", why=str(error))
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -4,8 +4,9 @@ Invariants
 - Each start is a new incarnation with a new token page; the old page's reader stays readable.
 - `start` either returns with an engine that answers on both its sockets, or leaves no process behind.
 - When `wait_dead` has returned, no process of that incarnation runs any more.
-- A guest is started with what its host says, and released by it before it is killed; if that takes too long, or fails,
-  it is killed all the same.
+- A guest is started with what its host says, and released by it before it is killed; if that takes too long, or fails
+  in whatever way, it is killed all the same.
+- A guest that was frozen may not die before it is thawed: a thaw that fails is told, and tried again while it lives.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import asyncio
 import contextlib
 import secrets
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -33,8 +35,10 @@ from rose_executor.token_page import PageReader
 log = logger("engine")
 
 _POLL_S = 0.02
+_HOSTED_TIMEOUT_S = 30.0
 _RELEASE_TIMEOUT_S = 5.0
 _KILL_TIMEOUT_S = 10.0
+_THAW_AGAIN_S = 0.2
 # vLLM's words, logged by an API server that then ends with code 0, as if it had been asked to.
 _CORE_LOST = "engine core exited unexpectedly"
 
@@ -53,6 +57,7 @@ class EngineProcess:
         self._waits = waits
         self._host = host
         self._killing: asyncio.Task[None] | None = None
+        self._not_thawed = ""
         self._child: Child | None = None
         self._log = ChildLog(settings.log_path)
         self._control: ControlClient | None = None
@@ -67,7 +72,8 @@ class EngineProcess:
 
         `launched` is called as soon as there is a process of it. Raises ConfigError or ClusterError before anything
         is started, LauncherDied if nothing can be started any more, EngineError if its host forbids it now, or with the
-        last lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`.
+        last lines of the log if the engine dies on the way, DeadlineExceeded after `start_timeout_s`, or if its host is
+        silent.
         """
         if self._child is not None and self._child.exit_code is None:
             raise EngineError(f"{self.settings.engine_id} is running already", to_do="stop it first")
@@ -111,8 +117,10 @@ class EngineProcess:
         except BaseException:
             self.kill()
             await self._until_gone()
-            # Nobody was told where it listens, so nothing can have been generated.
-            env.token_page.unlink(missing_ok=True)
+            # Nobody was told where it listens, so nothing can have been generated. A page that cannot be removed counts
+            # nothing either, and why the start failed matters more.
+            with contextlib.suppress(OSError):
+                env.token_page.unlink(missing_ok=True)
             raise
 
     @property
@@ -191,17 +199,42 @@ class EngineProcess:
                 _RELEASE_TIMEOUT_S,
                 boundary="engine",
             )
-        except (ClusterError, DeadlineExceeded) as error:
-            log.error("the guest is killed without being released", why=str(error))
+        except Exception as error:  # noqa: BLE001 - whatever its host makes of it, it is killed
+            log.error("the guest is killed without being released", engine_id=self.settings.engine_id, why=_why(error))
         finally:
             child.signal(signal.SIGKILL)
-            with contextlib.suppress(ClusterError):
-                # What is frozen may not even die.
-                host.thaw()
+            await self._thaw_to_die(host, child)
+
+    async def _thaw_to_die(self, host: GuestHost, child: Child) -> None:
+        with self._waits.waiting("thaw of a guest that is killed", self.settings.engine_id, _KILL_TIMEOUT_S):
+            deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+            while why := self._thaw_trouble(host):
+                if why != self._not_thawed:
+                    log.error("a guest that is killed cannot be thawed", engine_id=self.settings.engine_id, why=why)
+                self._not_thawed = why
+                if time.monotonic() >= deadline_s:
+                    return
+                await asyncio.sleep(_THAW_AGAIN_S)
+                if child.exit_code is not None:
+                    break
+        self._not_thawed = ""
+
+    def _thaw_trouble(self, host: GuestHost) -> str:
+        try:
+            host.thaw()
+        except Exception as error:  # noqa: BLE001 - told, and tried again
+            return _why(error)
+        return ""
 
     async def _hosted(self, host: GuestHost) -> Mapping[str, str | None]:
         try:
-            return await asyncio.to_thread(host.guest_env)
+            return await self._waits.within(
+                asyncio.to_thread(host.guest_env),
+                "leave to start a guest",
+                self.settings.engine_id,
+                _HOSTED_TIMEOUT_S,
+                boundary="cluster",
+            )
         except ClusterError as error:
             # Another start, a little later, may find it mended: a device recovers, the serving engine comes back.
             what = f"{self.settings.engine_id} may not be started now: {error.what}"
@@ -238,14 +271,27 @@ class EngineProcess:
                 await asyncio.sleep(_POLL_S)
 
     async def _until_gone(self) -> None:
-        await self._waits.within(
-            self.wait_dead(), "engine end", self.settings.engine_id, _KILL_TIMEOUT_S, boundary="engine"
-        )
+        try:
+            await self._waits.within(
+                self.wait_dead(), "engine end", self.settings.engine_id, _KILL_TIMEOUT_S, boundary="engine"
+            )
+        except DeadlineExceeded as late:
+            if not self._not_thawed:
+                raise
+            raise DeadlineExceeded(
+                f"{late.what}; it cannot be thawed to die: {self._not_thawed}", boundary="cluster"
+            ) from late
 
     async def _forget(self) -> None:
         if self._control is not None:
             await self._control.close()
-        self.settings.control_socket.unlink(missing_ok=True)
+        socket = self.settings.control_socket
+        try:
+            socket.unlink(missing_ok=True)
+        except OSError as error:
+            raise ClusterError(
+                f"the socket {socket} cannot be removed: {error.strerror}", expected="a folder that may be written to"
+            ) from error
 
     def _started(self) -> Child:
         if self._child is None:
@@ -260,5 +306,9 @@ async def _healthy(session: aiohttp.ClientSession, base_url: str) -> bool:
     try:
         async with session.get(f"{base_url}/health") as response:
             return response.status == 200
-    except aiohttp.ClientConnectionError:
+    except aiohttp.ClientError:
         return False
+
+
+def _why(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -27,10 +27,8 @@ import sys
 from collections.abc import Callable, Collection
 from typing import NoReturn
 
-import psutil
-
 from rose.errors import ClusterError
-from rose.processes import become_subreaper, die_with_parent, end_descendants, wake_with_parent
+from rose.processes import become_subreaper, die_with_parent, end_descendants, family, wake_with_parent
 
 _NEWS = (signal.SIGCHLD, signal.SIGCONT)
 
@@ -74,7 +72,7 @@ def _watch(leader: int, program: int, release: Callable[[Collection[int]], None]
         code = _reaped(program)
         if code is None:
             signal.sigwait(_NEWS)
-    if left := [one.pid for one in psutil.Process().children(recursive=True)]:
+    if left := [one.pid for one in family(os.getpid())[1:]]:
         release(left)
     _end(1 if code is None else code)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from rose.errors import ClusterError
+from rose.processes import family
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +29,10 @@ class HostMemory:
 
 def host_memory(pid: int) -> HostMemory:
     """Of a process and all its descendants, those that end meanwhile left out. Raises ClusterError if it is gone."""
-    try:
-        leader = psutil.Process(pid)
-        family = [leader, *leader.children(recursive=True)]
-    except psutil.Error as error:
-        raise ClusterError(f"process {pid} is gone, its memory cannot be measured") from error
-    return _added(told for one in family if (told := _one(one.pid)) is not None)
+    members = family(pid)
+    if not members:
+        raise ClusterError(f"process {pid} is gone, its memory cannot be measured")
+    return _added(told for one in members if (told := _one(one.pid)) is not None)
 
 
 def _added(parts: Iterable[HostMemory]) -> HostMemory:

@@ -38,7 +38,10 @@ class Guest(Protocol):
         ...
 
     async def computes(self) -> bool:
-        """Return once it has generated a token; False where it cannot be asked now. Raises EngineError."""
+        """Return once it has generated a token; False where it cannot be asked now.
+
+        Raises EngineError, and DeadlineExceeded if no token comes.
+        """
         ...
 
     async def end(self, why: str) -> None:

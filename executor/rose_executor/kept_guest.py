@@ -10,11 +10,13 @@ from rose.logs import logger
 from rose_executor.engine_process import EngineProcess
 from rose_executor.guest_life import GuestLife
 from rose_executor.page_shelf import PageShelf
-from rose_executor.supervisor import EngineSupervisor
+from rose_executor.supervisor import EngineSupervisor, LiveEngine
 
 log = logger("guest")
 
 _AGAIN_S = 0.2
+_TOKEN_S = 600.0
+"""Beneath a busy serving engine a guest that is awake may get nothing for minutes."""
 
 
 class KeptGuest:
@@ -38,21 +40,31 @@ class KeptGuest:
         return self._process.pid if self._process.alive else None
 
     async def computes(self) -> bool:
-        """The token is set apart, as all that nobody asked for who samples. One that is not proven yet is not asked."""
+        """The token is set apart, as all that nobody asked for who samples. One that is not proven yet is not asked.
+
+        Raises DeadlineExceeded, besides, if no token comes.
+        """
         life = self._life()
         if life is None or not life.proven:
             return False
+        live = life.live
+        await live.waits.within(
+            self._until_token(live), "token after waking", live.engine_id, _TOKEN_S, boundary="engine"
+        )
+        return True
+
+    async def _until_token(self, live: LiveEngine) -> None:
         while True:
             self._asked += 1
-            request_id = f"woken-{life.live.incarnation}-{self._asked}"
+            request_id = f"woken-{live.incarnation}-{self._asked}"
             try:
-                output = await life.live.route.generate(
+                output = await live.route.generate(
                     request_id, [0], max_tokens=1, temperature=0.0, stop_token_ids=(), top_logprobs=0
                 )
             finally:
-                self._shelf.set_more_apart(life.live.incarnation, life.live.request_tokens(request_id))
+                self._shelf.set_more_apart(live.incarnation, live.request_tokens(request_id))
             if output.output_ids:
-                return True
+                return
             # Serving kept it from computing for so long that it was given back.
             await asyncio.sleep(_AGAIN_S)
 

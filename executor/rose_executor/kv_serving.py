@@ -23,16 +23,16 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.engine.core import EngineCoreProc
 
-from rose.errors import ClusterError, EngineError
+from rose.errors import EngineError
 from rose_executor import vllm_contract, vllm_reliances
-from rose_executor.board import SERVING_KV, HalfWriter
+from rose_executor.board import SERVING_KV
 from rose_executor.board_states import ServingKv
 from rose_executor.engine_env import serving_board
+from rose_executor.kept_half import KeptHalf
 from rose_executor.kv_pages import KvPages
 
 _TAKEN_PER_STEP = 512
 _GIVING_S_PER_STEP = 0.001
-_LOOK_AGAIN_S = 1.0
 _log = logging.getLogger("vllm.rose")
 
 
@@ -68,9 +68,7 @@ class ServingKvKeeper:
         self._pages = KvPages(pool, _TAKEN_PER_STEP, _GIVING_S_PER_STEP)
         self._total_blocks: int = pool.num_gpu_blocks - 1
         self._spare = round(spare * self._total_blocks)
-        self._board = board
-        self._writer: HalfWriter[ServingKv] | None = None
-        self._look_again_s = 0.0
+        self._half = None if board is None else KeptHalf(board, SERVING_KV, self._without_board)
         self._pages.attach(core.collective_rpc)
         if self._pages.off:
             self._pages.release()
@@ -119,27 +117,17 @@ class ServingKvKeeper:
             self.off = str(error)
             _log.warning("ROSE leaves the KV cache of this engine resident from now on: %s", error)
             self._pages.release()
-            if self._writer is not None:
-                self._writer.close()
-                self._writer = None
+            if self._half is not None:
+                self._half.close()
 
     def _tell(self) -> None:
-        """Say on the board what is held. A board that is not there, or was made anew, is looked for once a second."""
-        now_s = time.monotonic()
-        if self._board is not None and now_s >= self._look_again_s:
-            self._look_again_s = now_s + _LOOK_AGAIN_S
-            self._follow_board(self._board)
-        if self._writer is not None:
-            blocks, each = self._total_blocks, self._pages.block_bytes
-            self._writer.write(ServingKv(blocks * each, self._pages.resident_bytes, self._spare * each))
-
-    def _follow_board(self, path: Path) -> None:
-        if self._writer is not None and self._writer.whole():
+        """Say on the board what is held."""
+        if self._half is None:
             return
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        try:
-            self._writer = HalfWriter(path, SERVING_KV)
-        except ClusterError as error:
-            _log.debug("no board to write on yet: %s", error)
+        now_s = time.monotonic()
+        self._half.look(now_s)
+        blocks, each = self._total_blocks, self._pages.block_bytes
+        self._half.write(ServingKv(blocks * each, self._pages.resident_bytes, self._spare * each), now_s)
+
+    def _without_board(self, why: str) -> None:
+        _log.warning("ROSE has no board yet to tell of this engine's KV cache on: %s", why)

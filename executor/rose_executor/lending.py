@@ -5,12 +5,14 @@ the board cannot be read or written               none
 serving unknown                                   none
 the guest is asleep or gone                       none: it computes nothing
 the guest is frozen                               none
+somebody else has stopped a process of it         none
 no look has found slack for more than SHUT_S      none: what it was given would stand still
 otherwise                                         as many as its admission lets run at once, `slots_max` at most
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from rose_executor.guest_presence import Presence
@@ -27,8 +29,13 @@ class Lent:
     why: str
 
 
-def lent(seen: Looked | None, trouble: str, rules: GuestRules, slots_max: int, now_s: float) -> Lent:
-    """From the watch's last look, what that failed at, and the rules that it follows, at `now_s` of their clock."""
+def lent(
+    seen: Looked | None, trouble: str, rules: GuestRules, stopped: Collection[int], slots_max: int, now_s: float
+) -> Lent:
+    """From the watch's last look, what that failed at, and the rules that it follows, at `now_s` of their clock.
+
+    `stopped` are the guest's processes that were found to stand still.
+    """
     if trouble:
         return Lent(0, trouble)
     if seen is None or rules.quota is None:
@@ -39,6 +46,11 @@ def lent(seen: Looked | None, trouble: str, rules: GuestRules, slots_max: int, n
         return Lent(0, f"the guest is {rules.kv.presence}: there is no memory for it")
     if rules.frozen:
         return Lent(0, f"the guest is frozen: {rules.frozen}")
+    if stopped:
+        processes = ", ".join(map(str, stopped))
+        return Lent(
+            0, f"the guest stands still: somebody has stopped or traces process {processes}; SIGCONT ends a stop"
+        )
     if rules.tight_since_s is not None and now_s - rules.tight_since_s > SHUT_S:
         return Lent(0, f"serving leaves no slack, for {now_s - rules.tight_since_s:.0f} s now")
     return Lent(min(slots_max, rules.seqs_allowed), "")

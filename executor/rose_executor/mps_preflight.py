@@ -8,7 +8,6 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import stat
@@ -20,6 +19,7 @@ import psutil
 
 from rose.errors import ClusterError
 from rose.machine import MPS_DIRECTORIES, NVIDIA_SMI_TIMEOUT_S
+from rose.processes import family
 from rose_executor.mps_daemon import TOOL, Ask, MpsDaemon, asking, recognised
 from rose_executor.mps_words import PIPE_DIRECTORY, MpsClient, MpsServer
 
@@ -131,9 +131,7 @@ def writers(file: Path) -> frozenset[int]:
     found: set[int] = set()
     for process in Path("/proc").iterdir():
         if process.name.isdecimal() and int(process.name) != os.getpid() and _writes(process, file):
-            found.add(int(process.name))
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found.update(one.pid for one in psutil.Process(int(process.name)).children(recursive=True))
+            found.update(one.pid for one in family(int(process.name)))
     return frozenset(found)
 
 

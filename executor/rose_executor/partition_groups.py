@@ -76,7 +76,8 @@ class GroupPartitioner:
         self._write_freezer(self._groups.frozen)
 
     def thaw(self) -> None:
-        self._write_freezer(self._groups.thawed)
+        if self._groups.freezer is not None:  # else nothing was ever frozen
+            self._write_freezer(self._groups.thawed)
 
     def set_share(self, share: float | None) -> None:
         cores = None if share is None else share * self._core_count()

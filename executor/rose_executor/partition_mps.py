@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping
 
-import psutil
-
 from rose.errors import ClusterError
+from rose.processes import family
 from rose_executor import mps_words
 from rose_executor.engine_env import MPS_DIRECTORY
 from rose_executor.mps_daemon import MpsDaemon
@@ -75,12 +74,8 @@ class MpsPartitioner:
         return {**env, MPS_DIRECTORY: str(self._daemon.directory)}
 
     def release(self, pid: int) -> None:
-        try:
-            leader = psutil.Process(pid)
-            family = {pid, *(child.pid for child in leader.children(recursive=True))}
-        except psutil.NoSuchProcess:
-            return
-        release(self._daemon, family)
+        if members := {one.pid for one in family(pid)}:
+            release(self._daemon, members)
 
     def describe(self) -> Partition:
         inner = self._processors.describe()

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from rose.errors import ClusterError
-from rose.processes import session_of
+from rose.processes import family, session_of
 from rose_executor.partition_terms import Partition, Role
 from rose_executor.partition_watchdog import Watchdog
 
@@ -94,18 +94,27 @@ class ThreadPartitioner:
             os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
     def _signal(self, signum: signal.Signals) -> None:
+        """All that can be reached, before any that cannot is told of."""
         reached: set[int] = set()
+        refused: dict[int, str] = {}
         for _ in range(_PASSES_MAX):
             # The number of a guest that is gone may be somebody else's by now.
             self._guests = {guest for guest in self._guests if guest.is_running()}
-            alive = {pid for guest in self._guests for pid in _family(guest.pid)}
+            alive = {one.pid for guest in self._guests for one in family(guest.pid)}
             if alive <= reached:
-                return
+                break
             for pid in alive - reached:
-                with contextlib.suppress(ProcessLookupError):
+                try:
                     os.kill(pid, signum)
+                except ProcessLookupError:
+                    continue
+                except OSError as error:
+                    refused[pid] = error.strerror or str(error)
             reached |= alive
-        raise ClusterError(f"the guest starts processes faster than {signum.name} reaches them")
+        else:
+            raise ClusterError(f"the guest starts processes faster than {signum.name} reaches them")
+        if refused:
+            raise ClusterError(f"{signum.name} does not reach processes of the guest: {refused}")
 
 
 def checked_cores(cores: Collection[int]) -> frozenset[int]:
@@ -166,7 +175,7 @@ def lower_sessions(pid: int) -> None:
     deadline_s = time.monotonic() + _SESSION_S
     while session_of(pid) != pid and time.monotonic() < deadline_s:
         time.sleep(_POLL_S)
-    for session in {session_of(member) for member in _family(pid)} - {0, os.getsid(0)}:
+    for session in {session_of(member.pid) for member in family(pid)} - {0, os.getsid(0)}:
         _lower(session)
 
 
@@ -197,15 +206,6 @@ def _weighs_sessions() -> bool:
 
 
 def _threads(pid: int) -> Iterator[int]:
-    for member in _family(pid):
+    for member in family(pid):
         with contextlib.suppress(OSError):
-            yield from (int(name) for name in os.listdir(f"/proc/{member}/task"))
-
-
-def _family(pid: int) -> list[int]:
-    """A process and its descendants, empty if it is gone."""
-    try:
-        leader = psutil.Process(pid)
-        return [pid, *(child.pid for child in leader.children(recursive=True))]
-    except psutil.NoSuchProcess:
-        return []
+            yield from (int(name) for name in os.listdir(f"/proc/{member.pid}/task"))

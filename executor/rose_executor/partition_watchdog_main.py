@@ -25,6 +25,7 @@ from pathlib import Path
 import psutil
 
 from rose.errors import ClusterError
+from rose.processes import family
 from rose_executor.guest_groups import Groups, Release, groups_of, sweep
 from rose_executor.mps_release import releasing
 from rose_executor.process_birth import birth_ticks
@@ -84,7 +85,7 @@ def end_guests(guests: dict[int, int], groups: Groups | None, release: Release) 
     """Until none of these processes, their descendants, and what is in orphaned groups is left."""
     released: set[int] = set()
     while True:
-        living = {pid for guest, born in guests.items() for pid in _family(guest, born)}
+        living = {pid for guest, born in guests.items() for pid in _living(guest, born)}
         if living - released:
             release(living - released)
             released |= living
@@ -102,15 +103,16 @@ def end_guests(guests: dict[int, int], groups: Groups | None, release: Release) 
         time.sleep(_AGAIN_S)
 
 
-def _family(pid: int, born: int) -> list[int]:
+def _living(pid: int, born: int) -> list[int]:
     """A process and its descendants, those left out that have ended and wait for their parent."""
+    members = family(pid)
     try:
-        leader = psutil.Process(pid)
+        # Asked last: the number may have become somebody else's meanwhile.
         if birth_ticks(pid) != born:
             return []
-        return [one.pid for one in (leader, *leader.children(recursive=True)) if _lives(one)]
-    except (psutil.NoSuchProcess, ProcessLookupError):
+    except ProcessLookupError:
         return []
+    return [one.pid for one in members if _lives(one)]
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -3,8 +3,8 @@
 Invariants
 - Serving comes first: whatever goes wrong in here, the probe says so once, switches itself off, and serving goes on.
   So it does if its own calls take too long (`probe_cost`), for whatever reason, such as a slow file system.
-- Without `ROSE_SERVING_BOARD` it does nothing. A board that is not there yet, or was made anew, is looked for again
-  once a second; why there is none is said once, for it may be a folder that never comes, or another engine's board.
+- Without `ROSE_SERVING_BOARD` it does nothing. Where there is no board to write on (`kept_half`), it looks for one
+  between steps, never in one; why there is none is said once, for it may be a folder that never comes.
 - The half of the board is renewed while the engine idles, by the loop that also answers its clients: if that stands
   still, the half grows stale, and so does whoever trusts it.
 
@@ -19,21 +19,19 @@ import logging
 import time
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from rose.errors import ClusterError
 from rose_executor import serving_arrivals, vllm_contract, vllm_reliances
-from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
+from rose_executor.board import HEARTBEAT_S, SERVING
 from rose_executor.board_states import ServingState
 from rose_executor.engine_env import serving_board, serving_profile
+from rose_executor.kept_half import KeptHalf
 from rose_executor.probe_cost import ProbeCost
 from rose_executor.profile_store import read_profile
 from rose_executor.serving_steps import ServingSteps
 
-_LOOK_AGAIN_S = 1.0
 _BEAT_EARLY_S = 0.005
 _log = logging.getLogger("vllm.rose")
 _M = TypeVar("_M", bound=Callable[..., None])
@@ -58,19 +56,21 @@ def _never_hurting(method: _M) -> _M:
 
 
 class ServingProbe(StatLoggerBase):  # type: ignore[misc]
-    """One engine's stat logger. `off` says why the probe does nothing, "" while it works."""
+    """One engine's stat logger. `off` says why the probe does nothing any more, "" while it works.
+
+    `half` is what it writes, None where no board is named.
+    """
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
         self.off = ""
         self._config = vllm_config
-        self._path = serving_board()
-        self._writer: HalfWriter[ServingState] | None = None
+        path = serving_board()
+        self.half = None if path is None else KeptHalf(path, SERVING, self._without_board)
         self._steps: ServingSteps | None = None
-        self._boardless = ""
-        self._look_again_s = self._written_at_s = 0.0
+        self._written_at_s = 0.0
         self._beating = False
         self._cost = ProbeCost()
-        if self._path is None:
+        if self.half is None:
             self.off = "no board is named"
         elif engine_index > 0:
             self.off = "a board is for one device"
@@ -134,9 +134,8 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         """Do nothing from now on. The half on the board grows stale: nobody takes an old state for the present one."""
         self.off = why
         _log.warning("ROSE's probe is off, serving goes on: %s", why)
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        if self.half is not None:
+            self.half.close()
 
     @_never_hurting
     def _begin(self) -> None:
@@ -149,8 +148,7 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             self.switch_off(why)
 
     def _write(self, state: ServingState, now_s: float) -> None:
-        if self._writer is not None:
-            self._writer.write(state)
+        if self.half is not None and self.half.write(state, now_s):
             self._written_at_s = now_s
 
     def _counted(self) -> ServingSteps:
@@ -172,9 +170,8 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
     @_never_hurting
     def _beat(self) -> None:
         now_s = time.monotonic()
-        if now_s >= self._look_again_s:
-            self._look_again_s = now_s + _LOOK_AGAIN_S
-            self._follow_board()
+        if self.half is not None and self.half.look(now_s):
+            self._written_at_s = 0.0  # whether it takes anything is tried here, and not in a step
         # A step that was just reported is as good a beat.
         rest_s = self._written_at_s + HEARTBEAT_S - now_s
         if rest_s < _BEAT_EARLY_S:
@@ -182,17 +179,5 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
             rest_s = HEARTBEAT_S
         asyncio.get_running_loop().call_later(rest_s, self._beat)
 
-    def _follow_board(self) -> None:
-        """Have a whole board to write on, or none for now."""
-        if self._writer is not None and self._writer.whole():
-            return
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-        assert isinstance(self._path, Path)
-        try:
-            self._writer, self._boardless = HalfWriter(self._path, SERVING), ""
-        except ClusterError as error:
-            if str(error) != self._boardless:
-                self._boardless = str(error)
-                _log.warning("ROSE's probe has no board to write on yet: %s", error)
+    def _without_board(self, why: str) -> None:
+        _log.warning("ROSE's probe has no board to write on yet: %s", why)

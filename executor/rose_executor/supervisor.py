@@ -7,6 +7,7 @@ Invariants
 - A request's final count is read only when its incarnation has finished it or is dead; one that does neither in time
   (a hung engine) is ended by force.
 - What is reported as a restart is one: a death that no new process follows is not, nor is an end on purpose.
+- `stop` may come at any time: whatever is under way ends first, and nothing is said or started after it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ COUNT_TIMEOUT_S = 10.0
 """An engine drops a request whose stream was closed within one step; one that has not by then hangs."""
 NEWS_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 15.0
+_STOP_TIMEOUT_S = 15.0
 HELD_DOWN = "it was ended on purpose"
 
 
@@ -174,6 +176,9 @@ class EngineSupervisor:
         self._lost: str | None = None
         self._killed_because = ""
         self._death = ""
+        self._stopped = False
+        self._at_rest = asyncio.Event()
+        self._at_rest.set()
         self._driver: RealDriver[HealthEvent, Start | Watch | End | GiveUp] = RealDriver(
             health, self._perform, name="supervisor", waits=waits
         )
@@ -183,14 +188,20 @@ class EngineSupervisor:
         return self._process.settings.engine_id
 
     async def run(self, source: WeightsSource) -> None:
-        """Keep the engine alive until `stop`.
+        """Keep the engine alive until `stop`, which may have come before.
 
         Raises ConfigError or ClusterError if it cannot be started as configured, LauncherDied if nothing can be
         started any more, EngineError if it died too often.
         """
+        if self._stopped:
+            return
         self._source = source
-        await self._driver.send(Wanted())
-        await self._driver.run()
+        self._at_rest.clear()
+        try:
+            await self._driver.send(Wanted())
+            await self._driver.run()
+        finally:
+            self._at_rest.set()
 
     async def ready(self) -> LiveEngine:
         """The live incarnation; waits for one that is starting. Raises DeadlineExceeded."""
@@ -217,8 +228,14 @@ class EngineSupervisor:
         await self._driver.send(LetUp())
 
     async def stop(self) -> None:
-        """End the engine and stop watching it."""
+        """Stop watching the engine and end it."""
+        self._stopped = True
         self._driver.stop()
+        # A start or a death that is half told is seen to its end: else it would find an engine that is there no more.
+        with contextlib.suppress(DeadlineExceeded):  # `run` says what does not end
+            await self._waits.within(
+                self._at_rest.wait(), "end of its supervision", self.engine_id, _STOP_TIMEOUT_S, boundary="engine"
+            )
         await self._process.stop()
         if self._live is not None:
             self._live.dead.set()

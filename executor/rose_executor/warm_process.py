@@ -173,7 +173,7 @@ class WarmProcess:
         return self._process.pid
 
     async def launch(self, command: Command) -> WarmChild:
-        """Fork a child that becomes `command`.
+        """Fork a child that becomes `command`; one that nobody waits for any more is ended.
 
         Raises ClusterError if the fork was refused, LauncherDied if the warm process is dead.
         """
@@ -196,6 +196,11 @@ class WarmProcess:
             return await self._waits.within(
                 reply, "fork", "warm process", _FORK_TIMEOUT_S, boundary="engine", to_do=f"see {self._log.path}"
             )
+        except asyncio.CancelledError:
+            # Whoever asked may have been cancelled between the answer and its own next turn.
+            if reply.done() and not reply.cancelled() and reply.exception() is None:
+                reply.result().signal(signal.SIGKILL)
+            raise
         finally:
             del self._replies[key]
 

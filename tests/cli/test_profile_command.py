@@ -19,6 +19,7 @@ from rich.console import Console
 from rose.cli.app_profile import profile
 from rose.cli.profile import as_data, render
 from rose.machine import look
+from rose.processes import family
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.executor_config import GuestConfig
 from rose_executor.profile_fit import fitted, held_out
@@ -148,7 +149,7 @@ def test_ctrl_c_leaves_no_engine_and_no_profile(tiny_model: Path, tmp_path: Path
         assert ran.stderr is not None
         while once not in ran.stderr.readline():
             assert ran.poll() is None
-        children = psutil.Process(ran.pid).children(recursive=True)
+        children = family(ran.pid)[1:]
         ran.send_signal(signal.SIGINT)
         ran.communicate(timeout=120)
     assert ran.returncode == 130

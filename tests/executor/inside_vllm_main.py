@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 from rose_executor import (
     counting_scheduler,
     engine_env,
+    kept_half,
     kv_keeping,
     quota_scheduler,
     serving_arrivals,
@@ -136,7 +138,7 @@ async def no_board_to_be_had(path: Path) -> Any:
             for _ in range(3):
                 probe.record(*report())
                 await asyncio.sleep(0.1)  # it looks for the board twice in that time
-        said.append([probe.off, probe._writer is None, warned])
+        said.append([probe.off, bool(probe.half.boardless), warned])
     first.close()
     await asyncio.sleep(0.3)
     return [said, theirs.read_text(), read(taken)]
@@ -171,14 +173,14 @@ async def slow_file_system(path: Path, write_s: float = 0.001) -> Any:
     try:
         probe = serving_probe.ServingProbe(CONFIG)
         probe.log_engine_initialized()
-        write = probe._writer.write
+        write = probe.half._writer.write
 
         def slowly(state: ServingState) -> None:
             nonlocal now_s
             now_s += write_s
             write(state)
 
-        probe._writer.write = slowly
+        probe.half._writer.write = slowly
         steps = 0
         while not probe.off and steps < 2000:
             now_s += 0.01 - write_s
@@ -193,20 +195,42 @@ async def quick_file_system(path: Path) -> Any:
     return await slow_file_system(path, write_s=0.0004)
 
 
-async def broken_file_system(path: Path) -> Any:
+async def full_disk(path: Path, *, at_start: bool = True) -> Any:
+    """A board on which no write succeeds for a while, from the start on or later."""
     claim_quota(path)
-    probe = serving_probe.ServingProbe(CONFIG)
-    probe.log_engine_initialized()
+    real, attempts, full = HalfWriter.write, list[float](), at_start
 
-    def refuse(state: object) -> None:
-        raise OSError(28, "No space left on device")
+    def write(writer: HalfWriter[ServingState], state: ServingState) -> None:
+        if full:
+            attempts.append(time.monotonic())
+            raise OSError(28, "No space left on device")
+        real(writer, state)
 
-    probe._writer.write = refuse
-    probe.record(*report())
-    writer = probe._writer
-    await asyncio.sleep(0.2)
-    probe.record(*report())
-    return [probe.off, writer]
+    HalfWriter.write = write  # type: ignore[method-assign, assignment]
+    try:
+        with warnings() as warned:
+            probe = serving_probe.ServingProbe(CONFIG)
+            probe.log_engine_initialized()
+            probe.record(*report())
+            full = True
+            began_s = time.monotonic()
+            while time.monotonic() < began_s + 0.6:
+                probe.record(*report())
+                await asyncio.sleep(0.001)
+            said = [probe.off, probe.half.boardless, len(warned), warned[-1]]
+            # One that a step made, at most, and those of the beats.
+            rare = all(later - earlier > 0.9 * kept_half.WRITE_AGAIN_S for earlier, later in pairwise(attempts))
+            full = False
+            while probe.half.boardless and time.monotonic() < began_s + 30.0:
+                await asyncio.sleep(0.01)
+            probe.record(*report())
+            return [*said, rare, len(attempts) >= 2, probe.off, probe.half.boardless, read(path)[1:], len(warned)]
+    finally:
+        HalfWriter.write = real  # type: ignore[method-assign]
+
+
+async def disk_that_fills(path: Path) -> Any:
+    return await full_disk(path, at_start=False)
 
 
 def read(path: Path) -> Any:
@@ -233,10 +257,11 @@ def asked(scenario: Callable[[Path], Awaitable[Any]], folder: Path, *, named: bo
 if __name__ == "__main__":
     answers = Path(sys.argv[1])
     vllm_030.level_engine()
-    serving_probe._LOOK_AGAIN_S = 0.05
+    kept_half.LOOK_AGAIN_S = 0.05
+    kept_half.WRITE_AGAIN_S = 0.2
     scenarios = (
         *(second_engine, tells, hears_of_arrivals, finds_a_late_board, no_board_to_be_had, odd_statistics),
-        *(broken_file_system, slow_file_system, quick_file_system),
+        *(full_disk, disk_that_fills, slow_file_system, quick_file_system),
     )
     said: dict[str, Any] = {
         "clashes": clashes(),

@@ -53,6 +53,7 @@ class Floor:
         self.placed: list[int] = []
         self.refuses = False
         self.thawed = 0
+        self.stuck = ""
 
     def place(self, pid: int, role: Role) -> None:
         assert role is Role.GUEST
@@ -65,6 +66,8 @@ class Floor:
 
     def thaw(self) -> None:
         self.thawed += 1
+        if self.stuck:
+            raise ClusterError(self.stuck)
 
     def describe(self) -> Partition:
         return Partition("floor", "", "", 1.0, holds=True)
@@ -196,6 +199,25 @@ def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folde
     assert parts["serving"] == ("unknown", "the serving half was never written")
     assert parts["tier"] == ("unseen", "the serving engine cannot be seen, so the guest computes nothing")
     assert parts["scheduler"] == ("no answer", "away")
+
+
+def test_a_guest_that_cannot_be_thawed_at_the_end_is_told_and_ended_all_the_same(
+    folder: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(folder, tiny_model, Spawner("import time; time.sleep(600)"))
+    scene.floor.stuck = "the group is busy"
+
+    async def check() -> None:
+        running = asyncio.create_task(scene.run())
+        while not scene.spawner.children:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert scene.spawner.children[0].exit_code is not None
+
+    asyncio.run(check())
+    assert any("the guest cannot be thawed" in line and "the group is busy" in line for line in caplog.messages)
 
 
 def test_an_executor_that_looks_no_more_says_so(folder: Path, tiny_model: Path) -> None:

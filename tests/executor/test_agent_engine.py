@@ -26,6 +26,7 @@ from rose.certificates import Certificates, read_certificates
 from rose.cli.executor import open_lender
 from rose.errors import ContractError
 from rose.metrics import ExecutorMetrics
+from rose.processes import family
 from rose.runs import open_service
 from rose.slo import Slo
 from rose.status import StatusBoard
@@ -228,6 +229,7 @@ def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(r
             await until(lambda: here.sample("guest_tokens") == 35)
             assert here.sample("guest_restarts_total") == 1
             await silence_shuts(here, run)
+            await stopped_is_not_lent(here, run)
             here.freeze()
             await until(lambda: run.engines and run.engines[0].incarnation != lease.incarnation)
             assert not (await here.counts.counts(lease.incarnation)).alive
@@ -317,6 +319,26 @@ async def silence_shuts(here: Executor, run: LendingRun) -> None:
     await until(lambda: run.engines)
 
 
+async def stopped_is_not_lent(here: Executor, run: LendingRun) -> None:
+    """A guest that somebody stops, whole or only its engine core, is offered again once it goes on."""
+    members = [one.pid for one in family(here.pids[-1])]
+    for stopped in (members, members[-1:]):
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        await until(lambda: not run.engines)
+        await until(lambda: here.part("guest")[0] == "held back")
+        words = here.part("guest")[1]
+        assert "the guest stands still: somebody has stopped" in words
+        assert all(str(pid) in words for pid in stopped)
+        assert here.sample("slots_open") == 0
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: run.engines)
+        async with run.lease(min_version=1) as lease:
+            assert await sample_on(lease, f"after {len(stopped)} went on", 5) == 5
+    assert here.sample("guest_restarts_total") == 1
+
+
 class ExecutorProcess:
     """`rose executor` as a process of its own, beside an idle serving engine."""
 
@@ -372,13 +394,11 @@ def test_a_killed_executor_takes_its_guest_along_and_the_next_takes_over(tiny_mo
                 async with run.lease() as lease:
                     assert lease.counts_address == counts_address
                     assert await sample_on(lease, "r", 12) == 12
-                family = psutil.Process(process.pid).children(recursive=True)
-                assert len(family) >= 2  # the warm process and the guest
+                below = family(process.pid)[1:]
+                assert len(below) >= 2  # the warm process and the guest
                 process.kill()
                 await process.wait()
-                await until(
-                    lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in family)
-                )
+                await until(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in below))
                 with closing(BoardReader(executor.board)) as board:
                     await until(lambda: board.read(QUOTA, time.monotonic()).state is None)
                 await the_next(executor, lease.incarnation, own)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from rose.errors import DeadlineExceeded, EngineError
+from rose.waits import WaitBoard
+from rose_executor import kept_guest
 from rose_executor.kept_guest import KeptGuest
 
 
@@ -17,8 +19,11 @@ class World:
         self.told: list[str] = []
         self.answers: list[tuple[int, ...] | EngineError] = []
         self.late = False
+        self.waits = WaitBoard()
         route = SimpleNamespace(generate=self._generate)
-        live = SimpleNamespace(incarnation="a1", route=route, request_tokens=lambda request_id: 1)
+        live = SimpleNamespace(
+            incarnation="a1", engine_id="lent", waits=self.waits, route=route, request_tokens=lambda request_id: 1
+        )
         self.life: Any = SimpleNamespace(leave=self._leave, live=live, proven=True)
         shelf: Any = SimpleNamespace(set_more_apart=lambda incarnation, tokens: self.told.append(f"apart {tokens}"))
         supervisor: Any = SimpleNamespace(hold_down=self._hold_down, let_up=None)
@@ -62,6 +67,28 @@ def test_it_is_asked_until_a_token_comes_and_each_is_set_apart() -> None:
     world.answers = [(), (7,)]
     assert asyncio.run(world.guest.computes())
     assert world.told == ["woken-a1-1", "apart 1", "woken-a1-2", "apart 1"]
+
+
+@pytest.mark.parametrize("answers", ["nothing", "empty answers"])
+def test_one_that_computes_nothing_is_waited_for_by_name_and_not_for_ever(
+    answers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_guest, "_TOKEN_S", 0.3)
+    monkeypatch.setattr(kept_guest, "_AGAIN_S", 0.01)
+    world = World()
+    seen: list[tuple[str, str]] = []
+
+    async def generate(request_id: str, prompt: list[int], **more: Any) -> Any:
+        seen.extend((wait.what, wait.whom) for wait in world.waits.snapshot())
+        if answers == "nothing":
+            await asyncio.Event().wait()
+        return SimpleNamespace(output_ids=())
+
+    world.life.live.route.generate = generate
+    with pytest.raises(DeadlineExceeded, match="lent: no token after waking"):
+        asyncio.run(world.guest.computes())
+    assert set(seen) == {("token after waking", "lent")}
+    assert world.told.count("apart 1") == len(seen)  # the last one's, too
 
 
 def test_what_it_generated_is_set_apart_also_when_it_is_lost() -> None:

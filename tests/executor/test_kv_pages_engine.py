@@ -15,6 +15,7 @@ import psutil
 import pytest
 from test_quota_scheduler import PROMPTS, Guest, greedy, usage_falls_to
 
+from rose.processes import family
 from rose_executor.board_states import Quota
 from rose_executor.guest_memory import host_memory
 
@@ -83,8 +84,7 @@ def test_a_guest_that_starts_takes_no_memory_for_its_cache(rig: Any) -> None:
         path = rig.folder / f"starting-board-{cache}"
         guest = Guest(rig, rig.new_engine("starting", board=path, kv_cache_bytes=cache), path)
         rig.run(guest.engine.start(0))
-        leader = psutil.Process(guest.engine.pid)
-        peaks.append(sum(map(peak_bytes, [leader, *leader.children(recursive=True)])))
+        peaks.append(sum(map(peak_bytes, family(guest.engine.pid))))
         rig.run(guest.engine.stop())
     assert peaks[1] < peaks[0] + 120 * MIB
 

@@ -23,6 +23,7 @@ class World:
         self.rules = GuestRules(POLICY, FixedBlocks(77))
         self.seen: Looked | None = None
         self.trouble = ""
+        self.stopped: tuple[int, ...] = ()
 
     def look(self, serving: str, seconds: float, guest: Reading[GuestState] = NO_GUEST) -> Lent:
         for _ in range(round(seconds / 0.005)):
@@ -32,7 +33,7 @@ class World:
         return self.lent()
 
     def lent(self, slots_max: int = 16) -> Lent:
-        return lent(self.seen, self.trouble, self.rules, slots_max, self.now_s)
+        return lent(self.seen, self.trouble, self.rules, self.stopped, slots_max, self.now_s)
 
     def _serving(self, serving: str) -> Reading[ServingState]:
         if serving == "unknown":
@@ -90,6 +91,17 @@ def test_a_frozen_guest_gets_nothing_until_it_is_replaced() -> None:
     )
     world.rules.replaced()
     assert world.lent().slots > 0
+
+
+def test_a_guest_that_somebody_has_stopped_gets_nothing_until_it_goes_on() -> None:
+    world = World()
+    world.look("idle", 1.0)
+    world.stopped = (17, 19)
+    assert world.lent() == Lent(
+        0, "the guest stands still: somebody has stopped or traces process 17, 19; SIGCONT ends a stop"
+    )
+    world.stopped = ()
+    assert world.lent() == Lent(8, "")
 
 
 def test_a_guest_asleep_or_gone_gets_nothing() -> None:

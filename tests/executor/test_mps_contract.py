@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from mps_site import HERE, MpsSite, Working, mps_site
 from process_tools import DEADLINE_S, lives, until
 
 from rose.errors import ClusterError
+from rose.processes import family
 from rose_executor import mps_daemon
 from rose_executor.launcher import Command, SpawnLauncher
 from rose_executor.mps_daemon import asking
@@ -86,10 +86,10 @@ def test_a_killed_executor_takes_its_guest_along_and_leaves_serving_whole(
     until((tmp_path / "placed").exists, "no guest starts")
     guard = int((tmp_path / "placed").read_text())
     program = int((tmp_path / "guest").read_text().split()[0])
-    family = {guard, program, *(one.pid for one in psutil.Process(guard).children(recursive=True))}
+    members = {program, *(one.pid for one in family(guard))}
     serving.goes_on()
     owner.send_signal(signal.SIGKILL)
-    until(lambda: not any(lives(pid) for pid in family), "something of the guest outlived its executor")
+    until(lambda: not any(lives(pid) for pid in members), "something of the guest outlived its executor")
     assert program not in {client.pid for client in find_daemon().clients()}
     serving.goes_on()
 

@@ -315,6 +315,44 @@ def test_a_guest_that_is_gone_is_frozen_in_vain(busy: Busy) -> None:
     partitioner.thaw()
 
 
+def test_one_process_that_a_signal_does_not_reach_is_told_and_keeps_it_from_no_other(
+    busy: Busy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partitioner, kill = threads_only(), os.kill
+    partitioner.place(busy.pid, Role.GUEST)
+
+    def refused(pid: int, signum: int) -> None:
+        if pid == busy.pid:
+            raise PermissionError(1, "Operation not permitted")
+        kill(pid, signum)
+
+    monkeypatch.setattr(os, "kill", refused)
+    (child,) = set(busy.pids()) - {busy.pid}
+    with pytest.raises(ClusterError, match=rf"SIGSTOP does not reach .*{{{busy.pid}: 'Operation not permitted'}}"):
+        partitioner.freeze()
+    until(lambda: psutil.Process(child).status() == psutil.STATUS_STOPPED)
+    monkeypatch.undo()
+    partitioner.thaw()
+    until(lambda: psutil.Process(child).status() != psutil.STATUS_STOPPED)
+
+
+def test_where_there_is_no_freezer_nothing_is_frozen_and_there_is_nothing_to_thaw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "cpu.idle").write_text("")
+
+    monkeypatch.setattr(guest_groups, "make_group", make)
+    monkeypatch.setattr(guest_groups, "remove_group", shutil.rmtree)
+    groups = v1_groups(OwnGroups({"cpu": tmp_path}, None))
+    assert groups is not None
+    with contextlib.closing(GroupPartitioner(groups, [])) as partitioner:
+        with pytest.raises(ClusterError, match="no freezer here"):
+            partitioner.freeze()
+        partitioner.thaw()
+
+
 def spinning(cores: set[int]) -> subprocess.Popen[bytes]:
     code = f"import os; os.sched_setaffinity(0, {cores})\nwhile True: pass"
     return subprocess.Popen([sys.executable, "-c", code], start_new_session=True)

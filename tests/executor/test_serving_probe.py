@@ -86,7 +86,17 @@ def test_whatever_goes_wrong_in_it_switches_it_off(answers: dict[str, Any]) -> N
     why, state = answers["odd_statistics"]
     assert "has no attribute" in why
     assert state == "the serving half was never written"
-    assert answers["broken_file_system"] == ["[Errno 28] No space left on device", None]
+
+
+@pytest.mark.parametrize("when", ["full_disk", "disk_that_fills"])
+def test_a_full_disk_keeps_it_from_the_board_until_there_is_room_again(answers: dict[str, Any], when: str) -> None:
+    off, boardless, warned, words, rare, tried_again, *then = answers[when]
+    assert (off, warned) == ("", 1)
+    assert boardless.endswith(f"{when} cannot be written: No space left on device")
+    assert words == f"ROSE's probe has no board to write on yet: {boardless}"
+    assert rare
+    assert tried_again
+    assert then == ["", "", [2, 3, 5, 0, 43, 25, 100], 1]  # with what it was told of all the while
 
 
 def test_a_board_on_a_slow_file_system_is_left_to_itself(answers: dict[str, Any]) -> None:

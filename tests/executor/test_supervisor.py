@@ -338,6 +338,25 @@ def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_pa
     assert bench.restarts == []
 
 
+@pytest.mark.parametrize("failures", [[], [EngineError("no memory")] * 3], ids=["starts", "fails"])
+@pytest.mark.parametrize("turns", range(8))
+def test_stop_may_come_at_any_moment_of_a_start(turns: int, failures: list[Exception | None], tmp_path: Path) -> None:
+    bench = Bench(tmp_path, list(failures))
+
+    async def body() -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await bench.supervisor.stop()
+        said = list(bench.said)
+        assert said[-1] == ("ended",)
+        await bench.running  # raises nothing
+        assert not bench.process.alive
+        assert all(engine.dead.is_set() for engine in bench.joined)
+        assert bench.said == said
+
+    bench.run(body)
+
+
 def test_an_engine_that_is_held_down_is_gone_until_it_is_let_up_and_that_is_no_restart(tmp_path: Path) -> None:
     bench = Bench(tmp_path, restarts_max=0)
 

@@ -126,6 +126,36 @@ def test_when_only_the_leader_is_killed_its_children_are_gone_before_its_end_is_
     with_warm(tmp_path, body)
 
 
+@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "with the answer"])
+def test_a_child_whose_launch_is_cancelled_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    children: list[Child] = []
+
+    async def body(warm: WarmProcess) -> None:
+        launching = asyncio.create_task(warm.launch(family(tmp_path)))
+        receive = warm._receive
+
+        def cancelled_meanwhile(message: dict[str, object]) -> None:
+            if not answered:
+                launching.cancel()
+                asyncio.get_running_loop().call_soon(receive, message)
+                return
+            receive(message)
+            launching.cancel()
+
+        monkeypatch.setattr(warm, "_receive", cancelled_meanwhile)
+        with pytest.raises(asyncio.CancelledError):
+            await launching
+        monkeypatch.setattr(warm, "_receive", receive)
+        await asyncio.sleep(0)
+        children.extend(warm._children.values())
+        (child,) = children
+        assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
+
+    with_warm(tmp_path, body)
+
+
 def test_closing_ends_every_child(tmp_path: Path) -> None:
     seen: list[int] = []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from rose.processes import INTERRUPTED_STATUS
+from rose.processes import INTERRUPTED_STATUS, family
 
 HEAD = """
 import os, signal, subprocess, sys, time
@@ -215,3 +216,31 @@ def test_the_first_signal_wakes_a_sleeping_event_loop(script: Script) -> None:
     child.send_signal(signal.SIGINT)
     assert said(child) == ["stopped"]
     assert child.wait(10) == 0
+
+
+def test_a_family_is_a_process_and_all_below_it_and_one_that_is_gone_has_none(script: Script) -> None:
+    child = script(
+        """
+        grandchild = "import os, time; print('below', os.getpid(), flush=True); time.sleep(60)"
+        code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+        inner = subprocess.Popen([sys.executable, "-c", code, grandchild])
+        say('inner', inner.pid)
+        inner.wait()
+        """
+    )
+    pids = dict((said(child), said(child)))
+    inner, grandchild = int(pids["inner"]), int(pids["below"])
+    assert {one.pid for one in family(child.pid)} == {child.pid, inner, grandchild}
+    assert family(child.pid)[0].pid == child.pid
+    os.kill(grandchild, signal.SIGKILL)
+    assert is_gone(inner)
+    child.wait(10)
+    assert family(child.pid) == []
+
+
+def test_a_process_that_ends_while_its_family_is_asked_for_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(process: psutil.Process, recursive: bool = False) -> list[psutil.Process]:
+        raise psutil.NoSuchProcess(process.pid)
+
+    monkeypatch.setattr(psutil.Process, "children", gone)
+    assert family(os.getpid()) == []

@@ -139,7 +139,7 @@ def _takes_steps_for_cheap(patch: pytest.MonkeyPatch) -> None:
 
 
 def _lends_whatever_happens(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(executor, "lent", lambda seen, trouble, rules, slots_max, now_s: Lent(slots_max, ""))
+    patch.setattr(executor, "lent", lambda seen, trouble, rules, stopped, slots_max, now_s: Lent(slots_max, ""))
 
 
 def _trusts_a_stale_quota(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rose.processes import family
+
 pytestmark = pytest.mark.timeout(240)
 
 STARTER = """
@@ -45,36 +47,36 @@ def started(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.P
     """A process that works with Ray, and everything below it."""
     process = subprocess.Popen([sys.executable, "-c", STARTER, str(folder)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    family = []
+    below = []
     try:
         assert process.stdout.readline() == "up\n"
-        family = psutil.Process(process.pid).children(recursive=True)
-        yield process, family
+        below = family(process.pid)[1:]
+        yield process, below
     finally:
         process.kill()
         process.wait()
         process.stdout.close()
-        for one in family:
+        for one in below:
             if one.is_running():
                 one.kill()
 
 
 def test_nothing_of_ray_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path) as (process, family):
-        assert {"gcs_server", "raylet"} <= {one.name() for one in family}
+    with started(tmp_path) as (process, below):
+        assert {"gcs_server", "raylet"} <= {one.name() for one in below}
         process.kill()
-        _, left = psutil.wait_procs(family, timeout=30)
+        _, left = psutil.wait_procs(below, timeout=30)
         assert left == []
 
 
 def test_a_death_of_ray_ends_the_work_with_the_cause(tmp_path: Path) -> None:
-    with started(tmp_path) as (process, family):
-        (raylet,) = (one for one in family if one.name() == "raylet")
+    with started(tmp_path) as (process, below):
+        (raylet,) = (one for one in below if one.name() == "raylet")
         os.kill(raylet.pid, signal.SIGKILL)
         said, _ = process.communicate(timeout=120)
         assert "cluster: Ray is dead: raylet was killed" in said
         assert process.returncode == 0
-        _, left = psutil.wait_procs(family, timeout=30)
+        _, left = psutil.wait_procs(below, timeout=30)
         assert left == []
 
 

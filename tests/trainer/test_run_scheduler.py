@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -15,6 +16,7 @@ from service_tools import LONG_S, TOKEN, offered, turn, until
 
 from rose.certificates import read_certificates
 from rose.errors import ClusterError, SchedulerError
+from rose.processes import family
 from rose.trainer import run_scheduler
 from rose.trainer.leasing import write_secret
 from rose.trainer.run_scheduler import RunScheduler, open_scheduler
@@ -48,7 +50,7 @@ class Bench:
 
     def processes(self) -> list[psutil.Process]:
         found = []
-        for child in psutil.Process().children(recursive=True):
+        for child in family(os.getpid())[1:]:
             if "rose.cli.main" in child.cmdline() and child.status() != psutil.STATUS_ZOMBIE:
                 found.append(child)
         return found

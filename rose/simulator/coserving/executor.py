@@ -272,7 +272,7 @@ class LendingExecutor:
         if not self.up or not guest.alive or guest is not self.guest or self.closing:
             return
         version = follower.runs
-        slots = lent(self._seen, "", self._rules, LIMITS.active_seqs, self._driver.now).slots
+        slots = lent(self._seen, "", self._rules, (), LIMITS.active_seqs, self._driver.now).slots
         unknown = self._seen is None or self._seen.serving.state is None
         tight_s = 0.0 if self._tight_s is None else self._driver.now - self._tight_s
         must(not slots or not (unknown or guest.frozen or tight_s > 2 * SHUT_S), "lent without slack", (slots, tight_s))
