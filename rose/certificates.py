@@ -14,10 +14,8 @@ Invariants
 from __future__ import annotations
 
 import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -112,15 +110,6 @@ def read_certificates(folder: str) -> Certificates | None:
 def words(error: ssl.SSLCertVerificationError) -> str:
     """What is wrong with a certificate, to follow its name."""
     return _WORDS.get(error.verify_code, f"is not accepted: {error.verify_message}")
-
-
-def open_channel(
-    address: str, certificates: Certificates | None, options: Sequence[tuple[str, Any]]
-) -> grpc.aio.Channel:
-    """To a service at HOST:PORT."""
-    if certificates is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, certificates.channel_credentials(), options=options)
 
 
 def bind(server: grpc.aio.Server, address: str, certificates: Certificates | None) -> int:

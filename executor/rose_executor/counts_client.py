@@ -16,21 +16,16 @@ from typing import Any
 import grpc
 
 from rose.access import credentials
-from rose.certificates import Certificates, open_channel
+from rose.certificates import Certificates
 from rose.errors import ContractError, DeadlineExceeded, EngineError
+from rose.peer_channel import open_channel
 from rose.peer_tls import tls_trouble
 from rose.proto.v1 import executor_pb2 as wire
 from rose.proto.v1.executor_pb2_grpc import ExecutorStub
 from rose.waits import WaitBoard
 from rose_executor.token_page import RequestCount
 
-_CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 4 << 20),
-)
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 4 << 20),)
 
 
 @dataclass(frozen=True, slots=True)

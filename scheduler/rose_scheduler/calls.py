@@ -17,8 +17,9 @@ from typing import Any
 import grpc
 
 from rose.access import credentials
-from rose.certificates import Certificates, open_channel
+from rose.certificates import Certificates
 from rose.errors import ContractError, DeadlineExceeded, SchedulerError
+from rose.peer_channel import open_channel
 from rose.peer_tls import EXPECTED, TO_DO, tls_trouble
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
@@ -28,12 +29,6 @@ GRACE_S = 2.0
 """How much longer than it was asked to a scheduler may take to say that there is no place."""
 _PAUSE_S = (0.02, 0.5)
 """Between two tries, from and to; doubling."""
-_CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "give it the token of the scheduler's file",
     grpc.StatusCode.UNIMPLEMENTED: "check that this is the address of a scheduler, of this version",
@@ -55,7 +50,7 @@ class Calls:
         self._waits = waits
         self._timeout_s = timeout_s
         self._credentials = credentials(token)
-        self._channel = open_channel(address, certificates, _CHANNEL_OPTIONS)
+        self._channel = open_channel(address, certificates)
         self._leases: LeaseStream | None = None
         self._closed = False
         self.stub: Any = SchedulerStub(self._channel)

@@ -17,6 +17,7 @@ from pathlib import Path
 import grpc
 import pytest
 from certificate_tools import make_authority
+from stream_tools import late_front
 
 from rose.certificates import Certificates, read_certificates
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
@@ -241,6 +242,17 @@ async def test_an_executor_that_is_away_is_an_error_at_once(tmp_path: Path) -> N
     await client.close()
     with pytest.raises(ContractError, match="closed"):
         await client.counts(LIFE)
+
+
+@in_loop
+async def test_an_executor_that_is_slow_to_take_a_connection_is_waited_for(tmp_path: Path) -> None:
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        server, address = await serve_counts(shelf, lambda incarnation: True, port=0, token=TOKEN)
+        async with late_front(address, late_s=0.5) as late:
+            client = CountsClient(late, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+            assert not (await client.counts(LIFE)).known
+            await client.close()
+        await server.stop(None)
 
 
 @in_loop
