@@ -1,8 +1,15 @@
-"""The channel to one service at HOST:PORT, and how it is connected anew."""
+"""The channel to one service at HOST:PORT, and how it is connected anew.
+
+Invariants
+- gRPC knows the certificates of a channel as they were when it was made. So once they were renewed, and the connection
+  was lost, another channel takes its place, and calls are made on that one.
+- Calls that are under way on the old channel have their own time to end in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -24,10 +31,58 @@ RECONNECT = (
 )
 
 
-def open_channel(
-    address: str, certificates: Certificates | None, options: Sequence[tuple[str, Any]] = ()
-) -> grpc.aio.Channel:
-    options = (*RECONNECT, *options)
-    if certificates is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    return grpc.aio.secure_channel(address, certificates.channel_credentials(), options=options)
+class PeerChannel:
+    """`make_stub` is that of the service; no call on its stub takes longer than `call_s`, or it may be cut."""
+
+    def __init__(
+        self,
+        address: str,
+        certificates: Certificates | None,
+        make_stub: Callable[[grpc.aio.Channel], Any],
+        call_s: float,
+        options: Sequence[tuple[str, Any]] = (),
+    ) -> None:
+        self._address = address
+        self._certificates = certificates
+        self._make_stub = make_stub
+        self._call_s = call_s
+        self._options = (*RECONNECT, *options)
+        self._closing: set[asyncio.Task[None]] = set()
+        self._open()
+
+    def renew(self) -> bool:
+        """After a call that was not delivered: whether there is another `stub` now, which shows other certificates."""
+        if self._certificates is None or self._certificates.identity is self._identity:
+            return False
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            return False  # the next attempt was accepted as it is
+        old = self._channel
+        self._open()
+        closing = asyncio.create_task(_closed(old, self._call_s), name="an old channel's last calls")
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+        return True
+
+    async def close(self) -> None:
+        """Cut every call that is under way."""
+        for closing in self._closing:
+            closing.cancel()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self._channel.close()
+
+    def _open(self) -> None:
+        if self._certificates is None:
+            self._channel = grpc.aio.insecure_channel(self._address, options=self._options)
+        else:
+            self._identity = self._certificates.identity
+            one = self._identity
+            credentials = grpc.ssl_channel_credentials(one.authority, one.key, one.certificate)
+            self._channel = grpc.aio.secure_channel(self._address, credentials, options=self._options)
+        self.stub = self._make_stub(self._channel)
+
+
+async def _closed(channel: grpc.aio.Channel, after_s: float) -> None:
+    try:
+        await asyncio.sleep(after_s)
+    finally:
+        await channel.close()

@@ -183,7 +183,7 @@ class _Program:
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:
         host, port = host_and_port(self._config.join.weights)
-        tls = None if self._certificates is None else self._certificates.client_context()
+        tls = None if self._certificates is None else self._certificates.client_context
         client = TcpClient(host, port, token=self._token, waits=self._waits, tls=tls)
         try:
             yield client

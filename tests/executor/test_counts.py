@@ -16,9 +16,10 @@ from pathlib import Path
 
 import grpc
 import pytest
-from certificate_tools import make_authority
+from certificate_tools import make_authority, renew
 from stream_tools import late_front
 
+from rose import certificates
 from rose.certificates import Certificates, read_certificates
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
@@ -232,6 +233,27 @@ async def test_certificates_are_shown_both_ways_and_what_does_not_fit_is_named(t
     async with told(tmp_path / "4", there=own, here=own, token="another-token-entirely") as (client, _):
         with pytest.raises(EngineError, match="the token is missing or wrong"):
             await client.counts(LIFE)
+
+
+@in_loop
+async def test_certificates_that_are_renewed_are_shown_on_the_next_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    folder = make_authority(tmp_path / "old").signs("own")
+    own = read_certificates(str(folder))
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        server, address = await serve_counts(shelf, lambda _: True, port=0, token=TOKEN, certificates=own)
+        client = CountsClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S, certificates=own)
+        assert not (await client.counts(LIFE)).known
+        await server.stop(None)
+        renew(folder, make_authority(tmp_path / "new").signs("own"))
+        with pytest.raises(EngineError, match="unavailable"):  # away: it connects anew
+            await client.counts(LIFE)
+        server, _ = await serve_counts(shelf, lambda _: True, port=int(address[10:]), token=TOKEN, certificates=own)
+        assert not (await client.counts(LIFE)).known
+        await client.close()
+        await server.stop(None)
 
 
 @in_loop

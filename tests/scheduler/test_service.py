@@ -505,9 +505,12 @@ def test_a_scheduler_that_is_slow_to_take_a_connection_is_waited_for() -> None:
     """As one is on a busy machine, or behind a long way."""
 
     async def check() -> None:
-        async with site() as here, late_front(here.address, late_s=0.5) as address:
-            async with SchedulerClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=10.0) as client:
-                assert await client.offer(offered()) is Standing.KNOWN
+        async with (
+            site() as here,
+            late_front(here.address, late_s=0.5) as address,
+            SchedulerClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=10.0) as client,
+        ):
+            assert await client.offer(offered()) is Standing.KNOWN
 
     asyncio.run(check())
 

@@ -21,6 +21,6 @@
 | `client_events`, `client_state`, `piece_list`, `token_bucket` (pure) | their parts |
 | `serving`, `peer`, `doorstep` | asyncio and threads of a server: they move bytes and decide nothing |
 | `fetching`, `dialed`, `lanes`, `link` | those of a client, and one connection of either |
-| `access` | addresses, tokens and certificates as users name them |
+| `access` | addresses and tokens as users name them |
 | `fuzz` | damaged and hostile bytes against all that reads the network |
 """
