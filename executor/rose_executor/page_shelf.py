@@ -18,7 +18,7 @@ from pathlib import Path
 from rose.errors import ClusterError, EngineError
 from rose.logs import logger
 from rose.waits import WaitBoard
-from rose_executor.token_page import PageReader
+from rose_executor.page_reader import PageReader
 
 log = logger("page shelf")
 

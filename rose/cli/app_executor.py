@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-
 HELP = """Lend what a serving engine leaves idle to a run.
 
 It keeps a guest engine below the serving vLLM, brings it the weights of the run, and offers it to the run's

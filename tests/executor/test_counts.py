@@ -26,8 +26,10 @@ from rose.waits import WaitBoard
 from rose_executor import counts_service, page_shelf
 from rose_executor.counts_client import CountsClient
 from rose_executor.counts_service import Questions, serve_counts
+from rose_executor.page_reader import PageReader
 from rose_executor.page_shelf import PageShelf
-from rose_executor.token_page import PageReader, PageWriter, RequestCount
+from rose_executor.page_writer import PageWriter
+from rose_executor.token_page import RequestCount
 
 TOKEN = "0123456789abcdef" * 2
 LONG_S = 60.0
@@ -35,7 +37,7 @@ LIFE, OTHER = "a1" * 8, "b2" * 8
 WRITER = """
 import sys, time
 from pathlib import Path
-from rose_executor.token_page import PageWriter
+from rose_executor.page_writer import PageWriter
 
 path, incarnation = Path(sys.argv[1]), sys.argv[2]
 page = PageWriter(path, incarnation=incarnation, slots=4, version=3)

@@ -24,7 +24,7 @@ from rose_executor.counts_client import Counts, CountsClient
 from rose_executor.executor_config import load_executor_config
 from rose_executor.executor_program import run_executor
 from rose_executor.page_shelf import PageShelf
-from rose_executor.token_page import PageWriter
+from rose_executor.page_writer import PageWriter
 
 TOKEN = "0123456789abcdef" * 2
 LIFE = "a1" * 8
