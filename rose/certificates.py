@@ -82,13 +82,14 @@ class Certificates:
             return
         try:
             identity = read_identity(self._folder)
-        except ConfigError as error:
-            if error.what != self._told:
-                log.warning("the renewed certificates are not taken; the old ones stay", why=error.what)
-            self._told = error.what
+            held = (identity, identity.server_context())
+        except (ConfigError, OSError) as error:
+            if str(error) != self._told:
+                log.warning("the renewed certificates are not taken; the old ones stay", why=str(error))
+            self._told = str(error)
             return
         if identity != self._held[0]:
-            self._held = (identity, identity.server_context())
+            self._held = held
             log.info("the certificates were renewed", folder=str(self._folder))
         self._stamp, self._told = stamp, ""
 
