@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from rose.errors import EngineError
 from rose.records import Finish
 from rose.waits import WaitBoard
-from rose_executor.token_page import PageReader
+from rose_executor.page_reader import PageReader
 from rose_executor.token_route import EngineLost, RouteOutput, TokenRoute, open_session
 
 SEQS = 64

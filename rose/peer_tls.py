@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import ssl
 
-from rose.certificates import Certificates, words
+from rose.certificates import Certificates
+from rose.tls_identity import words
 from rose.waits import WaitBoard
 
 LOOK_S = 2.0
@@ -50,7 +51,7 @@ async def _refused(address: str, certificates: Certificates) -> str:
     except ssl.SSLError as error:
         return "speaks no TLS, and this side was given certificates" if error.reason in _NO_TLS else ""
     # gRPC's servers give no reason: they leave. One that had just ended would not have been there again.
-    why = certificates.trouble()
+    why = certificates.identity.trouble()
     return f"does not accept this side's certificate, which {why or 'is of another authority than it trusts'}"
 
 

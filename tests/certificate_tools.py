@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,17 @@ class Authority:
         (at / "ca.crt").write_bytes((self.folder / "ca.crt").read_bytes())
         (at / "tls.key").chmod(0o600)
         return at
+
+
+def renew(folder: Path, by: Path) -> None:
+    """Put the files of another folder into this one, each at once."""
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        take_over(folder, by, name)
+
+
+def take_over(folder: Path, by: Path, name: str) -> None:
+    shutil.copy(by / name, folder / "draft")  # with its mode
+    (folder / "draft").rename(folder / name)
 
 
 def make_authority(folder: Path) -> Authority:

@@ -1,72 +1,32 @@
 """The executor beside a serving engine: keeps a guest, brings it the run's weights, lends it while serving has slack.
 
     watch ── looks every 20 ms, writes the quota ──▶ board ◀── serving engine, guest
-    guest ── supervisor: start, death, restart ── one GuestLife after another: follow, then offer
-    sleeper  looks twice a second ── asleep, awake ──▶ the quota; gone, started ──▶ supervisor
+    guest ── kept alive, asleep or gone, followed and offered (`guest_keeper`)
     show ─── metrics and status; a guest that was frozen is ended, one that somebody stopped is lent to nobody
 
 Invariants
 - Serving is never touched: whatever fails here, the quota is renewed no more, and the guest shuts its gate.
-- What starts processes is placed below serving before it has done anything, and so is each guest.
 - A scheduler or a publisher that is away ends nothing; the open waits say who is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 
-import aiohttp
-import psutil
-
-from rose.errors import ClusterError, DeadlineExceeded
-from rose.logs import logger
-from rose.machine import memory_available_bytes
 from rose.waits import WaitBoard
 from rose_executor.agent_figures import AgentFigures
-from rose_executor.base_model import BaseModel
 from rose_executor.engine_health import EngineHealth
-from rose_executor.engine_process import EngineProcess
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.guest_life import GuestLife, Receiving
-from rose_executor.guest_proof import GuestProof
-from rose_executor.guest_sleeper import GuestSleeper
-from rose_executor.guest_stopped import stopped_processes
+from rose_executor.guest_keeper import GuestKeeper, Joined, OpenPlaced, ended
 from rose_executor.guest_watch import GuestWatch
-from rose_executor.kept_guest import KeptGuest
-from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
-from rose_executor.lending import Lent, lent
-from rose_executor.meters import OpenSeconds
 from rose_executor.page_shelf import PageShelf
-from rose_executor.partitioner import Partitioner, Role
-from rose_executor.supervisor import EngineSupervisor
-from rose_executor.token_route import open_session
-from rose_executor.version_follower import Followed
-
-log = logger("executor")
+from rose_executor.partitioner import Partitioner
 
 SHOW_EVERY_S = 0.5
 UNSEEN_S = 1.0
 """Without a good look at the board for so long, an executor is not healthy."""
-_READY_S = 600.0
-
-OpenPlaced = Callable[[Callable[[int], None]], AbstractAsyncContextManager[Launcher]]
-"""Opens what starts guests; it tells the pid of each process at its birth."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The run that is lent to: how its weights are received and its scheduler is spoken to; `publisher` is a name."""
-
-    receiving: Receiving
-    lender: Lender
-    publisher: str
-    counts_address: str
 
 
 class Agent:
@@ -87,38 +47,16 @@ class Agent:
         open_launcher: OpenPlaced,
         keep_free_bytes: int = 0,
     ) -> None:
-        self._settings = settings
-        self._health = health
         self._watch = watch
-        self._partitioner = partitioner
         self._shelf = shelf
         self._figures = figures
-        self._waits = waits
-        self._open_launcher = open_launcher
-        self._keep_free_bytes = keep_free_bytes
-        self._gate = OpenSeconds()
-        self._proof = GuestProof(
-            settings.dtype,
-            settings.max_model_len,
-            waits,
-            open_s=self._open_s,
-            told_wrong=figures.answered_wrongly,
-            set_apart=shelf.set_apart,
+        self._guest = GuestKeeper(
+            settings, health, watch, partitioner, shelf, figures, waits, open_launcher, keep_free_bytes
         )
-        self._process: EngineProcess | None = None
-        self._supervisor: EngineSupervisor | None = None
-        self._life: GuestLife | None = None
-        self._sleeper: GuestSleeper | None = None
-        self._stopped: tuple[int, ...] = ()
 
     def alive(self, incarnation: str) -> bool:
         """Whether an incarnation may still generate."""
-        process = self._process
-        if process is None or not incarnation or process.incarnation != incarnation:
-            return False
-        if self._life is not None and self._life.live.incarnation == incarnation:
-            return not self._life.live.dead.is_set()
-        return process.alive
+        return self._guest.alive(incarnation)
 
     def unhealthy(self) -> str:
         """Why this executor is no guard of its guest just now, "" if it is. From any thread."""
@@ -132,7 +70,7 @@ class Agent:
         often; a wrong token."""
         tasks = [
             asyncio.create_task(self._watch.run(), name="watch"),
-            asyncio.create_task(self._keep_guest(joined), name="guest"),
+            asyncio.create_task(self._guest.run(joined), name="guest"),
             asyncio.create_task(self._show(joined.lender), name="show"),
         ]
         try:
@@ -142,161 +80,15 @@ class Agent:
         finally:
             # The guest first, while somebody still watches it.
             for task in (tasks[1], tasks[0], tasks[2]):
-                await _ended(task)
-
-    def lent(self) -> Lent:
-        """How many requests the guest may have now."""
-        watch = self._watch
-        return lent(
-            watch.seen, watch.trouble, watch.rules, self._stopped, self._settings.max_num_seqs, time.monotonic()
-        )
+                await ended(task)
 
     async def _show(self, lender: Lender) -> None:
         while True:
-            self._end_if_frozen()
-            await self._look_for_stopped()
-            self._open_s()
-            living = () if self._process is None else (self._process.incarnation,)
-            self._figures.show(self._watch, self._life, self.lent(), lender, self._shelf.total(living))
-            self._figures.show_guest(self._proof.words, self._health.words(time.monotonic()))
+            self._guest.end_if_frozen()
+            await self._guest.look_for_stopped()
+            self._guest.open_s()
+            process = self._guest.process
+            living = () if process is None else (process.incarnation,)
+            self._figures.show(self._watch, self._guest.life, self._guest.lent(), lender, self._shelf.total(living))
+            self._guest.show()
             await asyncio.sleep(SHOW_EVERY_S)
-
-    async def _look_for_stopped(self) -> None:
-        process = self._process
-        alive = process is not None and process.alive
-        stopped = await asyncio.to_thread(stopped_processes, process.pid) if process is not None and alive else ()
-        if stopped and not self._stopped:
-            log.warning("the guest was stopped by somebody else: it is lent no more until it goes on", pids=stopped)
-        elif self._stopped and not stopped:
-            log.info("the guest is no longer stopped", pids=self._stopped)
-        self._stopped = stopped
-
-    def _end_if_frozen(self) -> None:
-        """A guest that did not obey is replaced. It is thawed only to die."""
-        why = self._watch.rules.frozen
-        if not why or self._process is None or self._supervisor is None:
-            return
-        log.error("the guest is ended", why=why)
-        if self._life is not None:
-            self._life.live.kill(why)
-        else:
-            self._process.kill()
-        self._watch.rules.replaced()
-
-    async def _keep_guest(self, joined: Joined) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            launcher = await stack.enter_async_context(self._open_launcher(self._place))
-            http = await stack.enter_async_context(open_session())
-            self._process = EngineProcess(self._settings, launcher, self._waits, self._partitioner)
-            supervisor = self._supervisor = self._supervised(self._process, http)
-            stack.push_async_callback(supervisor.stop)
-            stack.callback(self._thaw)
-            sleeper = self._sleeper = self._sleeps(self._process, supervisor)
-            self._figures.presence = sleeper.presence
-            tasks = [
-                asyncio.create_task(supervisor.run(BaseModel(self._settings.model_dir)), name="supervisor"),
-                asyncio.create_task(self._live(supervisor, joined), name="lives"),
-                asyncio.create_task(sleeper.run(), name="sleeper"),
-            ]
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()
-            finally:
-                # The offer first: nobody is sent to a guest that is about to end.
-                for task in reversed(tasks):
-                    await _ended(task)
-
-    def _sleeps(self, process: EngineProcess, supervisor: EngineSupervisor) -> GuestSleeper:
-        settings = self._settings
-        return GuestSleeper(
-            self._watch.rules.kv,
-            KeptGuest(process, supervisor, self._shelf, lambda: self._life),
-            -(-settings.max_model_len // settings.block_size),
-            self._keep_free_bytes,
-            memory_available_bytes,
-        )
-
-    def _told(self, state: str, detail: str) -> None:
-        self._figures.engine(state, detail)
-        if self._sleeper is not None:
-            self._sleeper.process(state)
-
-    def _supervised(self, process: EngineProcess, http: aiohttp.ClientSession) -> EngineSupervisor:
-        return EngineSupervisor(
-            process,
-            self._health,
-            http,
-            self._waits,
-            turn_timeout_s=_READY_S,
-            ready_timeout_s=_READY_S,
-            told=self._told,
-            restarts=self._restarted,
-            joins=lambda live: None,
-        )
-
-    async def _live(self, supervisor: EngineSupervisor, joined: Joined) -> None:
-        while True:
-            try:
-                live = await supervisor.ready()
-            except DeadlineExceeded:
-                continue  # its supervisor says when it is given up
-            self._life = GuestLife(
-                live,
-                joined.receiving,
-                joined.lender,
-                self._waits,
-                publisher=joined.publisher,
-                counts_address=joined.counts_address,
-                max_requests=self._settings.max_num_seqs,
-                prove=self._proof.prove,
-                now=self._now,
-                told=self._followed,
-            )
-            self._shelf.page(live.incarnation)
-            try:
-                await self._life.run()
-            finally:
-                self._life = None
-
-    def _open_s(self) -> float:
-        """For how long guests might compute until now."""
-        guest = None if self._watch.seen is None else self._watch.seen.guest.state
-        rules = self._watch.rules
-        gate_open = rules.might_compute
-        return self._gate.saw(None if guest is None else guest.open_s, gate_open, time.monotonic())
-
-    def _now(self) -> tuple[int, float]:
-        guest = None if self._watch.seen is None else self._watch.seen.guest.state
-        used = 0.0 if guest is None else guest.kv_blocks_used / max(1, guest.kv_blocks_total)
-        return self.lent().slots, min(1.0, used)
-
-    def _followed(self, followed: Followed, fetched_bytes: int) -> None:
-        self._figures.followed(followed, fetched_bytes)
-        # A new version is the end of a step of the run: what the guest may hold is planned anew.
-        self._watch.rules.kv.step_ended(time.monotonic())
-
-    def _restarted(self, cause: str) -> None:
-        log.warning("the guest is started anew", why=cause)
-        self._figures.restarted()
-
-    def _place(self, pid: int) -> None:
-        try:
-            self._partitioner.place(pid, Role.GUEST)
-        except ClusterError:
-            if psutil.pid_exists(pid):
-                raise
-            # It died at once; who waits for it will hear so.
-
-    def _thaw(self) -> None:
-        """So that a frozen guest can end when it is asked to; one that stays frozen is killed, which thaws again."""
-        try:
-            self._partitioner.thaw()
-        except ClusterError as error:
-            log.error("the guest cannot be thawed", why=str(error))
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has tidied up; what it raises now comes after what ended it."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -26,6 +26,7 @@ from rose.errors import (
     RoseError,
     TransferError,
 )
+from rose.peer_channel import RECONNECT
 from rose.proto.v1 import engine_control_pb2 as wire
 from rose.proto.v1.engine_control_pb2_grpc import EngineControlStub
 from rose.waits import WaitBoard
@@ -38,13 +39,8 @@ STAGE_TIMEOUT_S = 600.0
 _ERRORS: dict[str, type[RoseError]] = {
     kind.boundary: kind for kind in (ClusterError, ConfigError, ContractError, EngineError, TransferError)
 }
-# An engine that has just been started may come up at any moment: look again soon, not in seconds. The second is what
-# one attempt may take, on a busy machine.
 _CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
+    *RECONNECT,
     # The layout of a large mixture of experts is text of several megabytes.
     ("grpc.max_receive_message_length", 256 * 2**20),
 )

@@ -16,9 +16,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from rose.errors import EngineError
 from rose_executor.engine_env import EngineEnv
+from rose_executor.page_writer import PageWriter
 from rose_executor.request_id import external_request_id
 from rose_executor.request_log import log_ended
-from rose_executor.token_page import PageWriter
 
 # Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
 # readable until that many others have finished after them.

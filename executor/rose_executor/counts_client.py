@@ -16,21 +16,16 @@ from typing import Any
 import grpc
 
 from rose.access import credentials
-from rose.certificates import Certificates, open_channel
+from rose.certificates import Certificates
 from rose.errors import ContractError, DeadlineExceeded, EngineError
+from rose.peer_channel import PeerChannel
 from rose.peer_tls import tls_trouble
 from rose.proto.v1 import executor_pb2 as wire
 from rose.proto.v1.executor_pb2_grpc import ExecutorStub
 from rose.waits import WaitBoard
 from rose_executor.token_page import RequestCount
 
-_CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.max_receive_message_length", 4 << 20),
-)
+_CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 4 << 20),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +61,14 @@ class CountsClient:
         self._credentials = credentials(token)
         self._waits = waits
         self._timeout_s = timeout_s
-        self._channel = open_channel(address, certificates, _CHANNEL_OPTIONS)
-        self._stub: Any = ExecutorStub(self._channel)
+        self._channel = PeerChannel(address, certificates, ExecutorStub, timeout_s, _CHANNEL_OPTIONS)
         self._closed = False
 
     async def counts(self, incarnation: str, request_ids: Iterable[str] = ()) -> Counts:
         """Raises EngineError if the executor does not answer or refuses, DeadlineExceeded if not in time."""
         self._raise_if_closed()
         request = wire.CountsRequest(incarnation=incarnation, request_ids=request_ids)
-        call = self._stub.Counts(request, timeout=self._timeout_s, metadata=self._credentials)
+        call = self._channel.stub.Counts(request, timeout=self._timeout_s, metadata=self._credentials)
         try:
             reply = await self._waits.within(call, "counts", self._whom, self._timeout_s, boundary="engine")
         except grpc.aio.AioRpcError as error:
@@ -84,6 +78,7 @@ class CountsClient:
                 ) from error
             trouble = ""
             if error.code() is grpc.StatusCode.UNAVAILABLE:
+                self._channel.renew()
                 trouble = await tls_trouble(self._address, self._certificates, self._waits)
             why = f"it {trouble}" if trouble else f"{error.code().name.lower()}: {error.details()}"
             raise EngineError(f"{self._whom}: no counts: {why}") from error

@@ -29,8 +29,8 @@ from rose_executor.control_client import ControlClient
 from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import Child, Command, Launcher
+from rose_executor.page_reader import PageReader
 from rose_executor.partition_terms import GuestHost
-from rose_executor.token_page import PageReader
 
 log = logger("engine")
 

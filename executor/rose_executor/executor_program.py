@@ -21,13 +21,14 @@ from rose.runs import Run, open_service
 from rose.status import StatusBoard
 from rose.stop import first_signal
 from rose.waits import WaitBoard
-from rose_executor.agent import Agent, Joined
+from rose_executor.agent import Agent
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board_states import ServingState
 from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
 from rose_executor.executor_config import ExecutorConfig
+from rose_executor.guest_keeper import Joined
 from rose_executor.guest_life import receiving
 from rose_executor.guest_plan import GuestPlan, open_watch, plan_guest
 from rose_executor.guest_watch import GuestWatch
@@ -179,7 +180,7 @@ class _Program:
     @contextlib.asynccontextmanager
     async def _client(self) -> AsyncIterator[TcpClient]:
         host, port = host_and_port(self._config.join.weights)
-        tls = None if self._certificates is None else self._certificates.client_context()
+        tls = None if self._certificates is None else self._certificates.client_context
         client = TcpClient(host, port, token=self._token, waits=self._waits, tls=tls)
         try:
             yield client

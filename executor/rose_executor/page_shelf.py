@@ -19,7 +19,7 @@ from pathlib import Path
 from rose.errors import ClusterError, EngineError
 from rose.logs import logger
 from rose.waits import WaitBoard
-from rose_executor.token_page import PageReader
+from rose_executor.page_reader import PageReader
 from rose_transfer.store.files import remove_drafts, write_whole
 
 log = logger("page shelf")

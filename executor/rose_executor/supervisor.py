@@ -42,7 +42,8 @@ from rose_executor.engine_health import (
 )
 from rose_executor.engine_process import EngineProcess
 from rose_executor.launcher import LauncherDied
-from rose_executor.token_page import PageReader, RequestCount
+from rose_executor.page_reader import PageReader
+from rose_executor.token_page import RequestCount
 from rose_executor.token_route import TokenRoute
 
 log = logger("supervisor")

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from rose.certificates import read_certificates
 from rose.errors import ConfigError, TransferError
 from rose.version_number import version_number
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.store import BucketId, Packing
-from rose_transfer.transport.access import client_tls, host_and_port, read_token
+from rose_transfer.transport.access import host_and_port, read_token
 from rose_transfer.transport.tcp import TcpClient
 
 Needs = Callable[[Packing], tuple[BucketId, ...]]
@@ -30,8 +31,9 @@ Needs = Callable[[Packing], tuple[BucketId, ...]]
 class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     """Where weights come from, and where they are put.
 
-    `address` (HOST:PORT) is that of a publisher or a relay, `token_file` has its token; with `ca_file` (PEM) it is
-    spoken to by TLS and trusted by that authority alone. `folder` is for this engine alone, as long as it runs.
+    `address` (HOST:PORT) is that of a publisher or a relay, `token_file` has its token. With `certificates`, a folder
+    of them (see `rose.tls_identity`), it is spoken to by TLS both ways. `folder` is for this engine alone, as long as
+    it runs.
 
     Raises ConfigError if one of them is no text, or no path.
     """
@@ -39,14 +41,14 @@ class RoseInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     address: str
     token_file: str
     folder: str
-    ca_file: str | None = None
+    certificates: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.address, str):
             raise ConfigError(f"address={self.address!r} is no address", expected="HOST:PORT")
         self.token_file = _path("token_file", self.token_file)
         self.folder = _path("folder", self.folder)
-        self.ca_file = None if self.ca_file is None else _path("ca_file", self.ca_file)
+        self.certificates = None if self.certificates is None else _path("certificates", self.certificates)
 
 
 @dataclass
@@ -73,8 +75,7 @@ def check(info: RoseInitInfo) -> None:
     """Raises ConfigError if address, token or certificate cannot be used."""
     host_and_port(info.address)
     read_token(Path(info.token_file))
-    if info.ca_file is not None:
-        client_tls(Path(info.ca_file))
+    read_certificates(info.certificates or "")
 
 
 def fetch(info: RoseInitInfo, wanted: RoseUpdateInfo, held: Offer | None, folder: Path, needs: Needs) -> Fetched:
@@ -88,9 +89,10 @@ def fetch(info: RoseInitInfo, wanted: RoseUpdateInfo, held: Offer | None, folder
 
 async def _fetch(info: RoseInitInfo, wanted: RoseUpdateInfo, held: Offer | None, folder: Path, needs: Needs) -> Fetched:
     waits = WaitBoard()
-    trusted = None if info.ca_file is None else client_tls(Path(info.ca_file))
+    certificates = read_certificates(info.certificates or "")
+    tls = None if certificates is None else certificates.client_context
     token = read_token(Path(info.token_file))
-    client = TcpClient(*host_and_port(info.address), token=token, waits=waits, tls=trusted)
+    client = TcpClient(*host_and_port(info.address), token=token, waits=waits, tls=tls)
     try:
         receiver = Receiver(client, folder, waits=waits, wanted=needs)
         number, bits = (None, None) if held is None else (held.version, held.fingerprint)

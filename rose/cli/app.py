@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rose.cli.app_executor import HELP as EXECUTOR_HELP
 from rose.cli.app_executor import executor
 from rose.cli.app_look import dashboard, doctor, job_file, status, trace
 from rose.cli.app_profile import profile
@@ -76,6 +77,6 @@ app.command()(doctor)
 app.command("job-file")(job_file)
 app.command()(relay)
 app.command()(scheduler)
-app.command()(executor)
+app.command(help=EXECUTOR_HELP)(executor)
 app.command()(profile)
 app.add_typer(weights, name="weights")

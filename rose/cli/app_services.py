@@ -35,14 +35,10 @@ def relay(
             "--send-mb-s", metavar="MB", min=0.001, max=_UNITS_MAX, help="Megabytes to send per second at most."
         ),
     ] = None,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="Use TLS upstream, and trust this certificate.")
-    ] = None,
-    cert: Annotated[
-        Path | None,
-        typer.Option("--cert", metavar="FILE", help="Serve with TLS: certificate. It is shown upstream too."),
-    ] = None,
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Serve with TLS: its key.")] = None,
+    certificates: Annotated[
+        str,
+        typer.Option("--certificates", metavar="DIR", help="Folder with ca.crt, tls.crt and tls.key: TLS both ways."),
+    ] = "",
 ) -> None:
     """Pass weights on to the engines near by.
 
@@ -53,12 +49,12 @@ def relay(
     Examples:
       openssl rand -hex 32 > token; chmod 600 token
       rose relay 10.0.0.7:7070 --folder /data/relay --token-file token
-      rose relay trainer:7070 --folder /data/relay --token-file token --ca ca.pem \\
-          --listen 0.0.0.0:7070 --cert cert.pem --key key.pem
+      rose relay trainer:7070 --folder /data/relay --token-file token \\
+          --listen 0.0.0.0:7070 --certificates certificates
     """
     from rose.cli.relay import RelayOptions, relay_command
 
-    relay_command(RelayOptions(upstream, folder, token_file, listen, keep, disk_gb, send_mb_s, ca, cert, key))
+    relay_command(RelayOptions(upstream, folder, token_file, listen, keep, disk_gb, send_mb_s, certificates))
 
 
 def scheduler(

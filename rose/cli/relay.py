@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import ssl
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import typer
 
-from rose.errors import ClusterError, ConfigError
+from rose.certificates import Certificates, read_certificates
+from rose.errors import ClusterError
 from rose.logs import open_log
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Relay, Relayed
 from rose_transfer.store.roles import Role, hold_alone
-from rose_transfer.transport.access import client_tls, host_and_port, read_token, server_tls
+from rose_transfer.transport.access import host_and_port, read_token
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 _MB = 10**6
@@ -36,9 +36,7 @@ class RelayOptions:
     keep: int
     disk_gb: float | None
     send_mb_s: float | None
-    ca: Path | None
-    cert: Path | None
-    key: Path | None
+    certificates: str
 
 
 def relay_command(options: RelayOptions) -> None:
@@ -68,28 +66,24 @@ class _Ends:
     token: str
     upstream: tuple[str, int]
     listen: tuple[str, int]
-    upstream_tls: ssl.SSLContext | None
-    listen_tls: ssl.SSLContext | None
+    certificates: Certificates | None
 
 
 def _ends(options: RelayOptions) -> _Ends:
     """Raises ConfigError."""
-    if (options.cert is None) != (options.key is None):
-        raise ConfigError("--cert and --key go together", expected="both or none")
-    own = None if options.cert is None or options.key is None else (options.cert, options.key)
     return _Ends(
         read_token(options.token_file),
         host_and_port(options.upstream),
         host_and_port(options.listen),
-        None if options.ca is None else client_tls(options.ca, own),
-        None if own is None else server_tls(*own),
+        read_certificates(options.certificates),
     )
 
 
 async def _relay(options: RelayOptions, ends: _Ends) -> bool:
     """Whether it was ended by SIGTERM."""
     host, port = ends.listen
-    if ends.listen_tls is None and not _is_loopback(host):
+    certificates = ends.certificates
+    if certificates is None and not _is_loopback(host):
         typer.echo(f"{options.listen} is served without TLS: whoever sees the network sees the weights", err=True)
     waits = WaitBoard()
     serve = partial(
@@ -98,10 +92,11 @@ async def _relay(options: RelayOptions, ends: _Ends) -> bool:
         waits=waits,
         host=host,
         port=port,
-        tls=ends.listen_tls,
+        tls=None if certificates is None else certificates.server_context,
         bandwidth_bytes_per_s=None if options.send_mb_s is None else options.send_mb_s * _MB,
     )
-    client = TcpClient(*ends.upstream, token=ends.token, waits=waits, tls=ends.upstream_tls)
+    upstream_tls = None if certificates is None else certificates.client_context
+    client = TcpClient(*ends.upstream, token=ends.token, waits=waits, tls=upstream_tls)
     try:
         relay = Relay(
             client,

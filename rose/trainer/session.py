@@ -115,7 +115,7 @@ class Session:
         self, supervisor: EngineSupervisor, token: str, certificates: Certificates | None
     ) -> EngineVersions:
         weights = self.job.weights
-        tls = None if certificates is None else certificates.server_context()
+        tls = None if certificates is None else certificates.server_context
         serve = partial(TcpServer, token=token, waits=self._waits, port=weights.port, tls=tls)
         folder = self.recorder.run.runtime / "versions"
         return EngineVersions(folder, self.job.model.path, weights.keep, supervisor, self._waits, serve)

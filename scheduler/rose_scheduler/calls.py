@@ -17,8 +17,9 @@ from typing import Any
 import grpc
 
 from rose.access import credentials
-from rose.certificates import Certificates, open_channel
+from rose.certificates import Certificates
 from rose.errors import ContractError, DeadlineExceeded, SchedulerError
+from rose.peer_channel import PeerChannel
 from rose.peer_tls import EXPECTED, TO_DO, tls_trouble
 from rose.proto.v1.scheduler_pb2_grpc import SchedulerStub
 from rose.waits import WaitBoard
@@ -28,12 +29,6 @@ GRACE_S = 2.0
 """How much longer than it was asked to a scheduler may take to say that there is no place."""
 _PAUSE_S = (0.02, 0.5)
 """Between two tries, from and to; doubling."""
-_CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
-    ("grpc.max_reconnect_backoff_ms", 200),
-    ("grpc.use_local_subchannel_pool", 1),
-)
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "give it the token of the scheduler's file",
     grpc.StatusCode.UNIMPLEMENTED: "check that this is the address of a scheduler, of this version",
@@ -55,19 +50,18 @@ class Calls:
         self._waits = waits
         self._timeout_s = timeout_s
         self._credentials = credentials(token)
-        self._channel = open_channel(address, certificates, _CHANNEL_OPTIONS)
+        self._channel = PeerChannel(address, certificates, SchedulerStub, timeout_s)
         self._leases: LeaseStream | None = None
         self._closed = False
-        self.stub: Any = SchedulerStub(self._channel)
 
-    async def answer(self, what: str, method: Any, request: Any) -> Any:
-        """One answer to a call of its own that does not wait for anything over there.
+    async def answer(self, what: str, method: str, request: Any) -> Any:
+        """One answer to a call of its own, by the name of its method, that does not wait for anything over there.
 
         Raises SchedulerError if it is refused, DeadlineExceeded after `timeout_s`.
         """
 
         def call(left_s: float) -> Any:
-            return method(request, timeout=left_s, metadata=self._credentials)
+            return getattr(self._channel.stub, method)(request, timeout=left_s, metadata=self._credentials)
 
         with self._waits.waiting(what, self.whom, self._timeout_s):
             return await self._repeated(what, call, self._timeout_s)
@@ -86,7 +80,7 @@ class Calls:
 
     def _stream(self) -> LeaseStream:
         if self._leases is None or self._leases.over:
-            self._leases = LeaseStream(self.stub.Leases(metadata=self._credentials))
+            self._leases = LeaseStream(self._channel.stub.Leases(metadata=self._credentials))
         return self._leases
 
     async def _repeated(self, what: str, call: Callable[[float], Awaitable[Any]], timeout_s: float) -> Any:
@@ -102,7 +96,7 @@ class Calls:
                 if error.code() in _FINAL:
                     to_do = _FINAL[error.code()]
                     raise SchedulerError(f"{self.whom} refuses: {error.details()}", to_do=to_do) from error
-                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                if error.code() is grpc.StatusCode.UNAVAILABLE and not self._channel.renew():
                     await self._raise_if_tls_does_not_fit()
                 if time.monotonic() + pause_s >= until_s:
                     raise self.late(what, timeout_s, error.details() or str(error.code())) from error

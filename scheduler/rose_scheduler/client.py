@@ -142,7 +142,7 @@ class SchedulerClient:
             weight_version=engine.weight_version,
             counts_address=engine.counts_address,
         )
-        return await self._tell_engine("an engine's registration", self._calls.stub.RegisterEngine, request)
+        return await self._tell_engine("an engine's registration", "RegisterEngine", request)
 
     async def beat(self, engine: EngineOffered, state: EngineState) -> Standing:
         """Say that an engine lives, and how it is."""
@@ -153,12 +153,12 @@ class SchedulerClient:
             slots_open=state.slots_open,
             kv_used_fraction=state.kv_used_fraction,
         )
-        return await self._tell_engine("an engine's beat", self._calls.stub.Beat, request)
+        return await self._tell_engine("an engine's beat", "Beat", request)
 
     async def withdraw(self, engine: EngineOffered, why: str) -> Standing:
         """Take this incarnation back for good; what runs on it is lost."""
         request = wire.WithdrawEngineRequest(engine_id=engine.engine_id, incarnation=engine.incarnation, why=why)
-        return await self._tell_engine("an engine's withdrawal", self._calls.stub.WithdrawEngine, request)
+        return await self._tell_engine("an engine's withdrawal", "WithdrawEngine", request)
 
     async def keep_offered(
         self,
@@ -185,11 +185,11 @@ class SchedulerClient:
 
     async def status(self) -> Any:
         """The scheduler's state, as `rose.v1.SchedulerStatus`."""
-        return await self._calls.answer("a status", self._calls.stub.Status, wire.StatusRequest())
+        return await self._calls.answer("a status", "Status", wire.StatusRequest())
 
     async def why(self, some_id: str) -> Any:
         """What a trajectory (or a lease of it) waits for, as `rose.v1.WhyReply`."""
-        return await self._calls.answer("a reason", self._calls.stub.Why, wire.WhyRequest(some_id=some_id))
+        return await self._calls.answer("a reason", "Why", wire.WhyRequest(some_id=some_id))
 
     async def close(self) -> None:
         """End every call that is under way with SchedulerError; further ones are ContractErrors."""
@@ -241,7 +241,7 @@ class SchedulerClient:
         if reply.verdict == wire.END_VERDICT_MALFORMED:
             raise ContractError(f"the end of lease {lease.lease_id} is malformed: {reply.what}")
 
-    async def _tell_engine(self, what: str, method: Any, request: Any) -> Standing:
+    async def _tell_engine(self, what: str, method: str, request: Any) -> Standing:
         reply = await self._calls.answer(what, method, request)
         if reply.standing == wire.ENGINE_STANDING_MALFORMED:
             raise ContractError(f"{what} is malformed: {reply.what}")

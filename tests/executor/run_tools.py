@@ -93,7 +93,7 @@ async def lending_run(folder: Path, model: Path, certificates: Certificates | No
     waits = WaitBoard()
     desk = Desk(Placement(Limits()), waits, SchedulerMetrics())
     server, scheduler = await serve(desk, port=0, token=TOKEN, certificates=certificates)
-    tls = None if certificates is None else certificates.server_context()
+    tls = None if certificates is None else certificates.server_context
     serving = [partial(TcpServer, token=TOKEN, waits=waits, tls=tls)]
     try:
         async with (

@@ -22,13 +22,14 @@ from rose.runs import Run
 from rose.slo import Slo
 from rose.status import StatusBoard
 from rose.waits import WaitBoard
-from rose_executor.agent import SHOW_EVERY_S, UNSEEN_S, Agent, Joined
+from rose_executor.agent import SHOW_EVERY_S, UNSEEN_S, Agent
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board import QUOTA, BoardReader
 from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
+from rose_executor.guest_keeper import Joined
 from rose_executor.guest_presence import GuestPresence, PresenceRules, Residue, Room, Up
 from rose_executor.guest_rules import LOOK_S, GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
@@ -238,15 +239,15 @@ def test_alive_is_the_guest_of_now_until_it_is_known_to_be_dead(folder: Path, ti
     assert not scene.agent.alive("")
     assert not scene.agent.alive("a1")
     process = SimpleNamespace(incarnation="a1", alive=True)
-    scene.agent._process = process  # type: ignore[assignment]
+    scene.agent._guest.process = process  # type: ignore[assignment]
     assert scene.agent.alive("a1")
     assert not scene.agent.alive("b2")
     dead = asyncio.Event()
-    scene.agent._life = SimpleNamespace(live=SimpleNamespace(incarnation="a1", dead=dead))  # type: ignore[assignment]
+    scene.agent._guest.life = SimpleNamespace(live=SimpleNamespace(incarnation="a1", dead=dead))  # type: ignore[assignment]
     assert scene.agent.alive("a1")
     dead.set()
     assert not scene.agent.alive("a1")
-    scene.agent._life = None  # its life is over, and no other has begun
+    scene.agent._guest.life = None  # its life is over, and no other has begun
     process.alive = False
     assert not scene.agent.alive("a1")
     scene.watch.close()
@@ -267,7 +268,7 @@ def test_a_starved_guest_is_named_and_counted_at_the_next_look(folder: Path, tin
     def shown(guest: GuestState) -> tuple[str, str, float | None]:
         scene.watch.seen = Looked(Reading(idle), Reading(guest))
         scene.watch.rules.step(scene.watch.seen, now_s)
-        scene.agent._figures.show(scene.watch, life, scene.agent.lent(), NoScheduler(), 0)  # type: ignore[arg-type]
+        scene.agent._figures.show(scene.watch, life, scene.agent._guest.lent(), NoScheduler(), 0)  # type: ignore[arg-type]
         return *part(scene, "guest"), scene.metrics.registry.get_sample_value("rose_executor_starvations_total")
 
     assert shown(GuestState(steps=1, waiting=2))[::2] == ("lent", 0)
@@ -289,7 +290,7 @@ def test_what_a_dead_guest_left_on_the_board_is_not_counted_again(folder: Path, 
         blank = dict.fromkeys(GuestState._fields, 0)
         state = GuestState(**(blank | {"preemptions": preemptions, "starvations": starvations}))  # type: ignore[arg-type]
         scene.watch.seen = Looked(Reading(None), Reading(None if preemptions is None else state))
-        figures.show(scene.watch, None, scene.agent.lent(), nobody, 0)
+        figures.show(scene.watch, None, scene.agent._guest.lent(), nobody, 0)
         value = scene.metrics.registry.get_sample_value
         return value("rose_executor_preemptions_total"), value("rose_executor_starvations_total")
 
@@ -312,7 +313,7 @@ def test_a_guest_that_gives_no_memory_back_is_named(folder: Path, tiny_model: Pa
     def shown(guest: GuestState | None) -> str:
         scene.watch.seen = Looked(Reading(ServingState()), Reading(guest))
         scene.watch.rules.step(scene.watch.seen, time.monotonic())
-        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
         return part(scene, "memory")[1]
 
     keeps = GuestState(kv_blocks_total=8, kv_blocks_resident=8)
@@ -335,7 +336,7 @@ def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: P
 
     def shown(guest: GuestState | None) -> tuple[str, str, float | None]:
         scene.watch.seen = Looked(Reading(None), Reading(guest))
-        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
         margin = scene.metrics.registry.get_sample_value("rose_executor_step_margin")
         return *part(scene, "step profile"), margin
 
@@ -355,7 +356,7 @@ def test_what_cannot_be_kept_of_the_profile_is_told_beside_it(folder: Path, tiny
 
     def shown() -> tuple[str, str]:
         scene.watch.seen = Looked(Reading(None), Reading(GuestState(profile_steps=300)))
-        scene.agent._figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
         return part(scene, "step profile")
 
     scene.unkept = "no space left"
@@ -372,7 +373,7 @@ def test_what_a_guest_costs_that_is_asleep_or_gone_is_shown(folder: Path, tiny_m
     figures.presence = presence
 
     def shown() -> tuple[str, str]:
-        figures.show(scene.watch, None, scene.agent.lent(), NoScheduler(), 0)
+        figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
         return part(scene, "guest")
 
     def value(name: str, state: str) -> float | None:

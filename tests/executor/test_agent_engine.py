@@ -31,7 +31,7 @@ from rose.runs import open_service
 from rose.slo import Slo
 from rose.status import StatusBoard
 from rose.waits import WaitBoard
-from rose_executor.agent import Agent, Joined
+from rose_executor.agent import Agent
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board import QUOTA, BoardReader, claim_quota
 from rose_executor.counts_client import CountsClient
@@ -39,6 +39,7 @@ from rose_executor.counts_service import serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
+from rose_executor.guest_keeper import Joined
 from rose_executor.guest_life import receiving
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch

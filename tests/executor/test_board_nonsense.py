@@ -81,8 +81,8 @@ def test_whatever_is_on_the_board_the_executor_goes_on(
                 bank = forged(half, state, number)
                 os.pwrite(board, bank, half.offset + len(bank) * (number % 2))
             assert made.watch.look(), made.watch.trouble
-            made.agent._figures.show(made.watch, None, made.agent.lent(), NoScheduler(), 0)  # type: ignore[arg-type]
-            assert 0 <= made.agent.lent().slots <= 256
+            made.agent._figures.show(made.watch, None, made.agent._guest.lent(), NoScheduler(), 0)  # type: ignore[arg-type]
+            assert 0 <= made.agent._guest.lent().slots <= 256
             seen = made.watch.seen
             assert seen is not None
             kv, serving_kv = KvBudget(KvPolicy(POOL)), reading(SERVING_KV, states[2]).state

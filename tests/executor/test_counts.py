@@ -16,16 +16,20 @@ from pathlib import Path
 
 import grpc
 import pytest
-from certificate_tools import make_authority
+from certificate_tools import make_authority, renew
+from stream_tools import late_front
 
+from rose import certificates
 from rose.certificates import Certificates, read_certificates
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
 from rose_executor import counts_service, page_shelf
 from rose_executor.counts_client import CountsClient
 from rose_executor.counts_service import Questions, serve_counts
+from rose_executor.page_reader import PageReader
 from rose_executor.page_shelf import PageShelf
-from rose_executor.token_page import PageReader, PageWriter, RequestCount
+from rose_executor.page_writer import PageWriter
+from rose_executor.token_page import RequestCount
 from rose_transfer.store.files import DRAFT_PREFIX
 
 TOKEN = "0123456789abcdef" * 2
@@ -34,7 +38,7 @@ LIFE, OTHER = "a1" * 8, "b2" * 8
 WRITER = """
 import sys, time
 from pathlib import Path
-from rose_executor.token_page import PageWriter
+from rose_executor.page_writer import PageWriter
 
 path, incarnation = Path(sys.argv[1]), sys.argv[2]
 page = PageWriter(path, incarnation=incarnation, slots=4, version=3)
@@ -235,6 +239,27 @@ async def test_certificates_are_shown_both_ways_and_what_does_not_fit_is_named(t
 
 
 @in_loop
+async def test_certificates_that_are_renewed_are_shown_on_the_next_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    folder = make_authority(tmp_path / "old").signs("own")
+    own = read_certificates(str(folder))
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        server, address = await serve_counts(shelf, lambda _: True, port=0, token=TOKEN, certificates=own)
+        client = CountsClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S, certificates=own)
+        assert not (await client.counts(LIFE)).known
+        await server.stop(None)
+        renew(folder, make_authority(tmp_path / "new").signs("own"))
+        with pytest.raises(EngineError, match="unavailable"):  # away: it connects anew
+            await client.counts(LIFE)
+        server, _ = await serve_counts(shelf, lambda _: True, port=int(address[10:]), token=TOKEN, certificates=own)
+        assert not (await client.counts(LIFE)).known
+        await client.close()
+        await server.stop(None)
+
+
+@in_loop
 async def test_an_executor_that_is_away_is_an_error_at_once(tmp_path: Path) -> None:
     client = CountsClient("127.0.0.1:9", token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
     with pytest.raises(EngineError, match=r"executor 127\.0\.0\.1:9: no counts: unavailable"):
@@ -242,6 +267,17 @@ async def test_an_executor_that_is_away_is_an_error_at_once(tmp_path: Path) -> N
     await client.close()
     with pytest.raises(ContractError, match="closed"):
         await client.counts(LIFE)
+
+
+@in_loop
+async def test_an_executor_that_is_slow_to_take_a_connection_is_waited_for(tmp_path: Path) -> None:
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        server, address = await serve_counts(shelf, lambda incarnation: True, port=0, token=TOKEN)
+        async with late_front(address, late_s=0.5) as late:
+            client = CountsClient(late, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+            assert not (await client.counts(LIFE)).known
+            await client.close()
+        await server.stop(None)
 
 
 @in_loop

@@ -15,7 +15,7 @@ import pytest
 
 from rose.errors import ClusterError, ConfigError, DeadlineExceeded, EngineError
 from rose.records import VersionSpan
-from rose_executor.token_page import PageReader
+from rose_executor.page_reader import PageReader
 from rose_executor.token_route import EngineLost
 
 pytestmark = pytest.mark.engine

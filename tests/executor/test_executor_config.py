@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from rose.cli.app_executor import executor
+from rose.cli.app_executor import HELP
 from rose.errors import ConfigError
 from rose.slo import Slo
 from rose_executor.executor_config import ExecutorConfig, load_executor_config
@@ -116,7 +116,7 @@ def test_the_example_of_the_documents_is_one(tmp_path: Path) -> None:
 
 
 def test_the_help_shows_every_key_with_its_default(tmp_path: Path) -> None:
-    text = inspect.cleandoc(executor.__doc__ or "")
+    text = inspect.cleandoc(HELP)
     (shown,) = re.findall(r"(  \[executor\].*?)\n\n", text, re.DOTALL)
     file = tmp_path / "executor.toml"
     file.write_text(inspect.cleandoc(shown))

@@ -26,8 +26,8 @@ from rose_executor.executor_config import load_executor_config
 from rose_executor.executor_program import run_executor
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.page_shelf import PageShelf
+from rose_executor.page_writer import PageWriter
 from rose_executor.profile_keeper import ProfileKeeper
-from rose_executor.token_page import PageWriter
 
 TOKEN = "0123456789abcdef" * 2
 LIFE = "a1" * 8

@@ -93,7 +93,7 @@ def test_a_guest_without_memory_sleeps_wakes_with_the_same_answer_goes_and_comes
     rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [2 * KEEP_FREE]
-    monkeypatch.setattr("rose_executor.agent.memory_available_bytes", lambda: left[0])
+    monkeypatch.setattr("rose_executor.guest_keeper.memory_available_bytes", lambda: left[0])
 
     async def check() -> None:
         async with (

@@ -15,8 +15,10 @@ from rose.waits import WaitBoard
 from rose_executor import supervisor as module
 from rose_executor.engine_health import EngineHealth
 from rose_executor.launcher import LauncherDied
+from rose_executor.page_reader import PageReader
+from rose_executor.page_writer import PageWriter
 from rose_executor.supervisor import EngineSupervisor, LiveEngine
-from rose_executor.token_page import PageReader, PageWriter, RequestCount
+from rose_executor.token_page import RequestCount
 
 
 @dataclass

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rose.errors import EngineError
-from rose_executor.token_page import PageReader, PageWriter, RequestCount
+from rose_executor.page_reader import PageReader
+from rose_executor.page_writer import PageWriter
+from rose_executor.token_page import RequestCount
 
 INCARNATION = "f00d" * 4
 

@@ -22,8 +22,8 @@ SOUND: list[tuple[str, dict[str, Any]]] = [
     ("update", {"version": 2**63 - 1, "timeout_s": 5}),
     ("update", {"version": 7, "timeout_s": 0.5}),
     ("init", INIT),
-    ("init", {**INIT, "ca_file": "ca.pem"}),
-    ("init", {**INIT, "ca_file": None}),
+    ("init", {**INIT, "certificates": "certificates"}),
+    ("init", {**INIT, "certificates": None}),
 ]
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     *(("update", {"version": value}, f"transfer: {value!r} is no number of a version") for value in NO_VERSION),
@@ -34,9 +34,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     *(("init", {**INIT, "address": value}, f"config: address={value!r} is no address") for value in NO_TEXT),
     *(
         ("init", {**INIT, name: value}, f"config: {name}={value!r} is no path")
-        for name in ("token_file", "folder", "ca_file")
+        for name in ("token_file", "folder", "certificates")
         for value in NO_TEXT + NO_PATH
-        if (name, value) != ("ca_file", None)
+        if (name, value) != ("certificates", None)
     ),
 ]
 ASK = """

@@ -9,7 +9,7 @@ import rose_executor
 
 HARMLESS = {
     "request_log.py": ["time.time", "time.time"],  # the time of a line, and since when, by vLLM's own figure
-    "token_page.py": ["time.time_ns"],  # when the last step was, for whoever looks at a page
+    "page_writer.py": ["time.time_ns"],  # when the last step was, for whoever looks at a page
     "page_shelf.py": ["st_mtime"],  # which of more than PAGES_MAX pages go first
 }
 OF_THE_DATE = {

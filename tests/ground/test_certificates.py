@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from certificate_tools import Authority, make_authority
+from certificate_tools import Authority, make_authority, renew, take_over
 
+from rose import certificates
 from rose.certificates import read_certificates
 from rose.errors import ConfigError
 
@@ -26,7 +27,8 @@ def test_what_is_sound_is_read_and_its_key_is_not_shown(authority: Authority) ->
     found = read_certificates(str(authority.signs("sound")))
     assert found is not None
     assert "PRIVATE" not in repr(found)
-    assert b"PRIVATE" in found.key
+    assert "PRIVATE" not in repr(found.identity)
+    assert b"PRIVATE" in found.identity.key
 
 
 def test_no_folder_is_no_certificates() -> None:
@@ -81,3 +83,68 @@ def test_files_that_are_missing_or_no_pem(
     else:
         (folder / name).write_bytes(content)
     assert "a folder with ca.crt, tls.crt and tls.key" in refused(folder).expected
+
+
+def test_files_that_are_renewed_are_taken_at_the_next_look(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, other = authority.signs("short-lived"), make_authority(tmp_path / "other").signs("other")
+    held = read_certificates(str(folder))
+    assert held is not None
+    before, context = held.identity, held.server_context()
+    renew(folder, other)
+    assert held.identity is before  # it was looked at just now
+    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    after = held.identity
+    assert (after.authority, after.key) == ((other / "ca.crt").read_bytes(), (other / "tls.key").read_bytes())
+    assert held.identity is after
+    assert held.server_context() is held.server_context() is not context
+
+
+def test_a_pair_that_is_half_written_changes_nothing_and_is_told_once(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    folder, new = authority.signs("half"), authority.signs("other-half")
+    held = read_certificates(str(folder))
+    assert held is not None
+    before = held.identity
+    take_over(folder, new, "tls.crt")
+    assert held.identity is held.identity is before
+    assert caplog.text.count("tls.key is the key of another certificate") == 1
+    take_over(folder, new, "tls.key")
+    assert held.identity.key == (new / "tls.key").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])
+def test_renewed_files_that_no_peer_would_accept_keep_the_old_ones(
+    authority: Authority, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    folder = authority.signs(f"to-be-spoilt-{name}")
+    held = read_certificates(str(folder))
+    assert held is not None
+    before = held.identity
+    (folder / name).unlink()
+    assert held.identity is before
+    (folder / name).write_bytes(b"no PEM")
+    (folder / name).chmod(0o600)
+    assert held.identity is before
+    renew(folder, authority.signs(f"expired-{name}", valid="20200101000000Z 20200201000000Z"))
+    assert held.identity is before
+    assert "tls.crt has expired" in caplog.text
+
+
+def test_what_was_refused_is_taken_once_it_may_be_though_it_was_not_written_again(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(certificates, "LOOK_EVERY_S", 0.0)
+    folder, new = authority.signs("at-first-open"), authority.signs("open-to-all")
+    held = read_certificates(str(folder))
+    assert held is not None
+    before = held.identity
+    (new / "tls.key").chmod(0o644)
+    renew(folder, new)
+    assert held.identity is before
+    (folder / "tls.key").chmod(0o600)
+    assert held.identity.key == (new / "tls.key").read_bytes()

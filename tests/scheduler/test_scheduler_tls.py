@@ -9,15 +9,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from certificate_tools import Authority, make_authority
-from service_tools import LONG_S, TOKEN, free_port, offered
+from certificate_tools import Authority, make_authority, renew, take_over
+from service_tools import LONG_S, TOKEN, free_port, offered, turn
 
+from rose import certificates as own_certificates
 from rose.certificates import Certificates, read_certificates
 from rose.errors import DeadlineExceeded, SchedulerError
 from rose.metrics import SchedulerMetrics
 from rose.peer_tls import tls_trouble
+from rose.tls_identity import TlsIdentity
 from rose.waits import WaitBoard
-from rose_scheduler.client import SchedulerClient
+from rose_scheduler.client import EngineState, SchedulerClient
 from rose_scheduler.desk import Desk
 from rose_scheduler.events import Standing
 from rose_scheduler.limits import Limits
@@ -39,13 +41,14 @@ def sound(authority: Authority) -> Path:
 
 def unchecked(folder: Path) -> Certificates:
     """As of a side whose certificate has become old, or whose authority has changed, since it began."""
-    return Certificates(folder, *((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key")))
+    authority, certificate, key = ((folder / name).read_bytes() for name in ("ca.crt", "tls.crt", "tls.key"))
+    return Certificates(folder, TlsIdentity(authority, certificate, key))
 
 
 @asynccontextmanager
-async def scheduler(certificates: Certificates | None) -> AsyncIterator[str]:
+async def scheduler(certificates: Certificates | None, port: int = 0) -> AsyncIterator[str]:
     desk = Desk(Placement(Limits()), WaitBoard(), SchedulerMetrics())
-    server, address = await serve(desk, port=0, token=TOKEN, certificates=certificates)
+    server, address = await serve(desk, port=port, token=TOKEN, certificates=certificates)
     try:
         yield address
     finally:
@@ -156,5 +159,63 @@ def test_a_scheduler_that_is_away_is_waited_for_with_certificates_too(sound: Pat
         async with client:
             with pytest.raises(DeadlineExceeded):
                 await client.offer(offered())
+
+    asyncio.run(check())
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that were renewed are seen at the next connection."""
+    monkeypatch.setattr(own_certificates, "LOOK_EVERY_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_scheduler_shows_what_is_renewed_to_those_who_come_and_parts_with_nobody(
+    authority: Authority, sound: Path, tmp_path: Path
+) -> None:
+    folder, new = authority.signs("renewed"), make_authority(tmp_path / "new").signs("new")
+
+    async def check() -> None:
+        old_side = read_certificates(str(sound))
+        async with scheduler(read_certificates(str(folder))) as address:
+            waits = WaitBoard()
+            async with SchedulerClient(
+                address, token=TOKEN, waits=waits, timeout_s=LONG_S, certificates=old_side
+            ) as early:
+                assert await early.offer(offered()) is Standing.KNOWN
+                take_over(folder, new, "tls.crt")  # its key is still on its way
+                assert await offer(address, old_side) is Standing.KNOWN
+                renew(folder, new)
+                assert await offer(address, read_certificates(str(new))) is Standing.KNOWN
+                with pytest.raises(SchedulerError, match="signed by another authority"):
+                    await offer(address, old_side)
+                assert await early.offer(offered()) is Standing.KNOWN
+
+    asyncio.run(check())
+
+
+async def places_a_turn(client: SchedulerClient) -> None:
+    engine = offered()
+    assert await client.offer(engine) is Standing.KNOWN
+    await client.beat(engine, EngineState(0, 1, 0.0))
+    async with client.lease(turn(), wait_s=LONG_S, hold_s=LONG_S) as lease:
+        assert lease.engine_id == engine.engine_id
+
+
+@pytest.mark.usefixtures("at_once")
+def test_a_client_shows_what_is_renewed_when_it_connects_again(authority: Authority, tmp_path: Path) -> None:
+    folder, new = authority.signs("renewed-client"), make_authority(tmp_path / "new").signs("new")
+
+    async def check() -> None:
+        port, here = free_port(), read_certificates(str(folder))
+        client = SchedulerClient(
+            f"127.0.0.1:{port}", token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S, certificates=here
+        )
+        async with client:
+            async with scheduler(here, port):
+                await places_a_turn(client)
+            renew(folder, new)
+            async with scheduler(read_certificates(str(new)), port):
+                await places_a_turn(client)
 
     asyncio.run(check())

@@ -9,14 +9,20 @@ from contextlib import suppress
 
 import grpc
 import pytest
-from service_tools import LONG_S, TOKEN, Site, offered, site, turn, until
+from service_tools import LONG_S, TOKEN, Site, free_port, offered, site, turn, until
+from stream_tools import late_front
 
 from rose.access import credentials
 from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError, SchedulerError
+from rose.metrics import SchedulerMetrics
+from rose.peer_channel import CONNECT_S
 from rose.proto.v1 import scheduler_pb2 as wire
 from rose.waits import WaitBoard
 from rose_scheduler.client import EngineState, LeaseRefused, SchedulerClient
+from rose_scheduler.desk import Desk
 from rose_scheduler.events import LeaseOutcome, Reason, Standing
+from rose_scheduler.limits import Limits
+from rose_scheduler.placement import Placement
 from rose_scheduler.service import MESSAGE_BYTES_MAX, serve
 
 LEASE = {
@@ -491,6 +497,37 @@ def test_a_scheduler_that_is_not_there_is_told_by_name_at_the_deadline() -> None
                 await asking
             with pytest.raises(ContractError, match="a time that ends"):
                 SchedulerClient("127.0.0.1:1", token=TOKEN, waits=waits, timeout_s=float("inf"))
+
+    asyncio.run(check())
+
+
+def test_a_scheduler_that_is_slow_to_take_a_connection_is_waited_for() -> None:
+    """As one is on a busy machine, or behind a long way."""
+
+    async def check() -> None:
+        async with (
+            site() as here,
+            late_front(here.address, late_s=0.5) as address,
+            SchedulerClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=10.0) as client,
+        ):
+            assert await client.offer(offered()) is Standing.KNOWN
+
+    asyncio.run(check())
+
+
+def test_a_scheduler_that_comes_up_is_found_sooner_than_an_attempt_may_take() -> None:
+    async def check() -> None:
+        port, waits = free_port(), WaitBoard()
+        desk = Desk(Placement(Limits()), waits, SchedulerMetrics())
+        async with SchedulerClient(f"127.0.0.1:{port}", token=TOKEN, waits=waits, timeout_s=LONG_S) as client:
+            offering = asyncio.create_task(client.offer(offered()))
+            await asyncio.sleep(0.5)
+            server, _ = await serve(desk, port=port, token=TOKEN)
+            try:
+                assert await asyncio.wait_for(offering, CONNECT_S) is Standing.KNOWN
+            finally:
+                desk.close()
+                await server.stop(None)
 
     asyncio.run(check())
 

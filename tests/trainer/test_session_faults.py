@@ -38,7 +38,7 @@ from rose.trainer.recorder import Recorder
 from rose.trainer.session import Session
 from rose.waits import WaitBoard
 from rose_executor import supervisor
-from rose_executor.token_page import PageReader
+from rose_executor.page_reader import PageReader
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

@@ -8,28 +8,32 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from certificate_tools import Authority, make_authority
 from distribution_tools import Engine, free_port, line, site
-from transport_tools import TOKEN, Certificates, make_certificates
+from transport_tools import TOKEN
 from typer.testing import CliRunner
 
+from rose.certificates import read_certificates
 from rose.cli.app import app
 from rose.errors import ConfigError, RoseError, TransferError
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Receiver
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import Store
-from rose_transfer.transport.access import client_tls, host_and_port, read_token, server_tls
+from rose_transfer.transport.access import host_and_port, read_token
+from rose_transfer.transport.interface import Refused
+from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return make_certificates(tmp_path_factory.mktemp("certificates"))
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return make_authority(tmp_path_factory.mktemp("authority"))
 
 
 @pytest.fixture
@@ -67,35 +71,36 @@ async def says(started: asyncio.subprocess.Process, *, warning: bool = False) ->
 
 
 def test_it_relays_over_tls_says_so_and_ends_on_sigterm(
-    memory_path: Path, token_file: Path, certificates: Certificates
+    memory_path: Path, token_file: Path, authority: Authority
 ) -> None:
     async def check() -> None:
         store, history = line(memory_path / "store", 2)
         waits, port = WaitBoard(), free_port()
+        own = read_certificates(str(authority.signs("publisher")))
+        assert own is not None
 
         def serve(source: object) -> TcpServer:
-            tls = certificates.server()
-            tls.load_verify_locations(certificates.folder / "cert.pem")
-            tls.verify_mode = ssl.CERT_REQUIRED  # the relay shows upstream what it serves with
-            return TcpServer(source, token=TOKEN, waits=waits, tls=tls)  # type: ignore[arg-type]
+            # The relay shows upstream what it serves with.
+            return TcpServer(source, token=TOKEN, waits=waits, tls=own.server_context)  # type: ignore[arg-type]
 
         outlet = Outlet(store, [serve])
         await outlet.open()
         (server,) = outlet.servers
         assert isinstance(server, TcpServer)
         arguments = ["--folder", memory_path / "relay", "--token-file", token_file, "--listen", f"127.0.0.1:{port}"]
-        arguments += ["--ca", certificates.folder / "cert.pem", "--send-mb-s", 1]
-        arguments += ["--cert", certificates.folder / "cert.pem", "--key", certificates.folder / "key.pem"]
+        arguments += ["--certificates", authority.signs("relay"), "--send-mb-s", 1]
         async with site(memory_path), command(f"127.0.0.1:{server.port}", *arguments) as relay:
             assert await says(relay) == f"relaying 127.0.0.1:{server.port} on 127.0.0.1:{port}; nothing here yet"
             version, number, size, unit, _, seconds = (await says(relay)).split()
             assert (version, number, unit, seconds) == ("version", "2", "bytes", "s")
             assert int(size) > 0
-            client = TcpClient("127.0.0.1", port, token=TOKEN, waits=waits, tls=certificates.client())
+            client = TcpClient("127.0.0.1", port, token=TOKEN, waits=waits, tls=own.client_context)
             engine = Engine()
             await engine.move(Receiver(client, memory_path / "engine", waits=waits), 2)
             assert engine.has(history[2])
             await client.close()
+            with pytest.raises(Refused, match="it asks for a certificate"):
+                await without_certificate(authority, port)
             relay.send_signal(signal.SIGTERM)
             assert await relay.wait() == 0
         await outlet.close()
@@ -103,6 +108,19 @@ def test_it_relays_over_tls_says_so_and_ends_on_sigterm(
         store.close()
 
     asyncio.run(check())
+
+
+async def without_certificate(authority: Authority, port: int) -> None:
+    """Knows whom to trust, and the token, and shows nothing of its own."""
+
+    def context() -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
+
+    client = TcpClient("127.0.0.1", port, token=TOKEN, waits=WaitBoard(), tls=context)
+    try:
+        await client.fetch("any", MemoryLanding(), deadline_s=60.0)
+    finally:
+        await client.close()
 
 
 def test_it_says_when_its_upstream_is_away_and_when_that_is_itself(memory_path: Path, token_file: Path) -> None:
@@ -128,9 +146,8 @@ def test_it_says_when_its_upstream_is_away_and_when_that_is_itself(memory_path: 
         ({"upstream": "two..dots:7070"}, "is no address"),
         ({"--listen": "127.0.0.1:99999"}, "is no address"),
         ({"--token-file": "missing"}, "cannot be read"),
-        ({"--cert": "cert.pem"}, "--cert and --key go together"),
-        ({"--ca": "token"}, "cannot be used"),
-        ({"--cert": "token", "--key": "token"}, "cannot be used"),
+        ({"--certificates": "missing"}, "cannot be read"),
+        ({"--certificates": "token"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_used_is_said_before_anything_starts(
@@ -206,19 +223,25 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("kind", UNREADABLE)
-def test_a_file_that_is_no_small_one_is_refused_at_once(tmp_path: Path, certificates: Certificates, kind: str) -> None:
+def test_a_file_that_is_no_small_one_is_refused_at_once(tmp_path: Path, authority: Authority, kind: str) -> None:
     make, what = UNREADABLE[kind]
     file = make(tmp_path / "file")
-    for use in (
-        read_token,
-        client_tls,
-        lambda file: server_tls(file, certificates.folder / "key.pem"),
-        lambda file: server_tls(certificates.folder / "cert.pem", file),
-    ):
+
+    def refused(use: Callable[[], object], named: Path) -> None:
         with pytest.raises(ConfigError, match=what) as error:
-            use(file)
-        assert str(file) in error.value.what
+            use()
+        assert str(named) in error.value.what
         assert error.value.expected
+
+    refused(lambda: read_token(file), file)
+    if kind in ("long name", "NUL"):
+        refused(lambda: read_certificates(str(file)), file)
+        return
+    for name in ("ca.crt", "tls.crt", "tls.key"):
+        folder = authority.signs(f"{kind}-{name}")
+        (folder / name).unlink()
+        (folder / name).symlink_to(file)
+        refused(lambda folder=folder: read_certificates(str(folder)), folder / name)  # type: ignore[misc]
 
 
 def test_a_token_that_is_refused_is_named_by_its_file(tmp_path: Path) -> None:
@@ -233,17 +256,17 @@ def test_a_token_that_is_refused_is_named_by_its_file(tmp_path: Path) -> None:
     assert read_token(tmp_path / "link") == TOKEN
 
 
-def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(certificates: Certificates, tmp_path: Path) -> None:
-    key, locked = certificates.folder / "key.pem", tmp_path / "locked.pem"
-    command = ["openssl", "ec", "-in", key, "-aes256", "-passout", "pass:secret", "-out", locked]
+def test_a_key_with_a_passphrase_is_refused_without_asking_for_it(authority: Authority, tmp_path: Path) -> None:
+    folder, locked = authority.signs("locked"), tmp_path / "locked.pem"
+    command = ["openssl", "ec", "-in", folder / "tls.key", "-aes256", "-passout", "pass:secret", "-out", locked]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
+    (folder / "tls.key").write_bytes(locked.read_bytes())
     code = f"""
-from pathlib import Path
+from rose.certificates import read_certificates
 from rose.errors import ConfigError
-from rose_transfer.transport.access import server_tls
 
 try:
-    server_tls(Path({str(certificates.folder / "cert.pem")!r}), Path({str(locked)!r}))
+    read_certificates({str(folder)!r})
 except ConfigError as error:
     print(error)
 """

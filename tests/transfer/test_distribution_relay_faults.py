@@ -166,8 +166,8 @@ def test_a_relay_of_relays_does_not_follow_itself(memory_path: Path, caplog: pyt
             here.relay(port, "near") as near,
             here.relay(port_of(near), "far") as far,
         ):
-            await until(lambda: len(far._relays()) == 2)
-            assert far._relays()[1:] == near._relays()
+            await until(lambda: len(far._above.relays()) == 2)
+            assert far._above.relays()[1:] == near._above.relays()
         store.close()
 
     with caplog.at_level(logging.WARNING):
@@ -186,7 +186,7 @@ def test_a_relay_asks_ever_less_often_what_has_not_changed(memory_path: Path) ->
             asked = []
             for _ in range(40):
                 before = len(here.counted[0].made)
-                await relay._look_up()
+                await relay._above.look_up()
                 # A text is asked for in one piece or more, or not at all.
                 asked.append(len(here.counted[0].made) > before)
             assert [turn for turn, did in enumerate(asked) if did] == [0, 2, 6, 14, 30]

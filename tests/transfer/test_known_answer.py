@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rose.errors import TransferError
-from rose_transfer.distribution import Offer, known_answer, relay
+from rose_transfer.distribution import Offer, above, known_answer
 from rose_transfer.distribution.known_answer import KnownAnswer
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store.canonical import MalformedRecord
@@ -103,7 +103,7 @@ def test_it_comes_with_its_version_over_a_relay_and_none_is_told_where_there_is_
 
 
 def test_a_relay_that_follows_itself_asks_itself_once(memory_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(above, "_ANSWER_S", 0.3)
 
     async def check() -> None:
         port = free_port()

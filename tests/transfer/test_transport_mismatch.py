@@ -32,7 +32,6 @@ from transport_tools import (
 from rose.certificates import read_certificates
 from rose.errors import ConfigError, DeadlineExceeded
 from rose.waits import WaitBoard
-from rose_transfer.transport.access import client_tls
 from rose_transfer.transport.frames import FROM_CLIENT, Decoder, FrameError, FrameFault
 from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.landing import MemoryLanding
@@ -59,7 +58,8 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 async def refused(port: int, tls: ssl.SSLContext | None = None, token: str = TOKEN, host: str = "127.0.0.1") -> Refused:
     """What a client is told, by a fetch and by a watch."""
-    client = TcpClient(host, port, token=token, waits=WaitBoard(), tls=tls, limits=QUICK_CLIENT)
+    make = None if tls is None else lambda: tls
+    client = TcpClient(host, port, token=token, waits=WaitBoard(), tls=make, limits=QUICK_CLIENT)
     try:
         with pytest.raises(Refused) as watching:
             await client.watch(0, deadline_s=LONG_S)
@@ -126,17 +126,19 @@ def test_a_certificate_that_the_server_asks_for(tmp_path: Path, caplog: pytest.L
     own, old = authority.signs("own"), authority.signs("old", valid="20200101000000Z 20200201000000Z")
     server_side = read_certificates(str(own))
     assert server_side is not None
-    expired = client_tls(own / "ca.crt", (old / "tls.crt", old / "tls.key"))
+    without = ssl.create_default_context(cafile=str(own / "ca.crt"))
+    expired = ssl.create_default_context(cafile=str(own / "ca.crt"))
+    expired.load_cert_chain(old / "tls.crt", old / "tls.key")
 
     async def check() -> None:
         waits = WaitBoard()
-        server = TcpServer(Memory(), token=TOKEN, waits=waits, tls=server_side.server_context(), limits=QUICK_SERVER)
+        server = TcpServer(Memory(), token=TOKEN, waits=waits, tls=server_side.server_context, limits=QUICK_SERVER)
         await server.start()
         try:
-            client = TcpClient("127.0.0.1", server.port, token=TOKEN, waits=waits, tls=server_side.client_context())
+            client = TcpClient("127.0.0.1", server.port, token=TOKEN, waits=waits, tls=server_side.client_context)
             assert await fetched(client, "long") == OBJECTS["long"]
             await client.close()
-            error = await refused(server.port, client_tls(own / "ca.crt"))
+            error = await refused(server.port, without)
             assert "it asks for a certificate, or does not accept this side's" in error.what
             await until(lambda: "the other side shows no certificate" in caplog.text)
             assert "renew the one it has" in (await refused(server.port, expired)).to_do
@@ -375,7 +377,7 @@ def test_what_is_no_hello_is_not_waited_for(seen: bytes) -> None:
 def test_a_server_with_tls_closes_under_those_who_are_at_its_door(certificates: Certificates) -> None:
     async def check() -> None:
         waits = WaitBoard()
-        server = TcpServer(Memory(), token=TOKEN, waits=waits, tls=certificates.server())
+        server = TcpServer(Memory(), token=TOKEN, waits=waits, tls=certificates.server)
         await server.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         await until(lambda: any(wait.what == "first bytes" for wait in waits.snapshot()))
@@ -397,7 +399,7 @@ def test_a_server_that_was_ours_before_is_waited_for_and_the_log_says_why(
             port, client = pair.server.port, pair.connect()
             assert await fetched(client, "short") == OBJECTS["short"]
             await pair.server.close()
-            stranger = TcpServer(Memory(), token=TOKEN, waits=pair.waits, port=port, tls=certificates.server())
+            stranger = TcpServer(Memory(), token=TOKEN, waits=pair.waits, port=port, tls=certificates.server)
             await stranger.start()
             with pytest.raises(DeadlineExceeded) as caught:
                 await client.fetch("long", MemoryLanding(), deadline_s=0.5)

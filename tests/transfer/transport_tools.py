@@ -152,7 +152,7 @@ async def tcp_pair(
         source,
         token=TOKEN,
         waits=waits,
-        tls=tls.server() if tls else None,
+        tls=tls.server if tls else None,
         limits=limits,
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
     )
@@ -167,7 +167,7 @@ async def tcp_pair(
                 port or server.port,
                 token=token,
                 waits=waits,
-                tls=tls.client() if tls else None,
+                tls=tls.client if tls else None,
                 limits=limits,
             )
         )

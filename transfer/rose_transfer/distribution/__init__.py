@@ -10,6 +10,7 @@ from what it holds, and fetches what that names; `source` is who answers, on a p
 | `known_answer` (pure), `told_answers` | what a version answers, told beside it |
 | `source`, `outlet` | a store behind a transport: objects, ways made on demand, announcements |
 | `subscription`, `following` | hearing of versions; one attempt at fetching what leads to one |
+| `above` | what a relay asks of its upstream beside versions |
 | `lineage` | versions into a relay's store, and another lineage into its place |
 | `shelf`, `arrival` | objects that were fetched, and those under way, resumable after a kill |
 

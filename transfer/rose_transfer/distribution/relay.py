@@ -4,7 +4,7 @@
     folder/incoming     what is on its way, see `receiver`
     folder/lock         held by the relay
 
-How these change is in `lineage`.
+How these change is in `lineage`; what else a relay asks of its upstream, in `above`.
 
 Invariants
 - A version is offered once it is whole and proven here, whatever fails afterwards. Until then, and while the upstream
@@ -15,7 +15,6 @@ Invariants
 - One lineage at a time: if the upstream does not know the bits that are here, because a trainer began from scratch or
   because they are too old, all of it is served until the new version is whole and proven here, and then dropped. The
   log says so.
-- A relay that follows itself, at once or over others, says so.
 - `on_version` is told once of each version that is offered after another one, whatever failed before or behind it.
 - Where a damaged disk has lost the newest version, it is fetched whole again, within `watch_s` after it was noticed.
 - Where the store has no room for a version, or the disk is full before all of it has arrived, as few of the oldest go
@@ -28,7 +27,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,7 +38,8 @@ from typing import ParamSpec, TypeVar
 
 from rose.errors import DeadlineExceeded, TransferError
 from rose.waits import WaitBoard
-from rose_transfer.distribution import ancestry, known_answer, lineage
+from rose_transfer.distribution import lineage
+from rose_transfer.distribution.above import Above
 from rose_transfer.distribution.attempts import Attempts
 from rose_transfer.distribution.following import DISK_END
 from rose_transfer.distribution.offer import Offer
@@ -49,8 +48,7 @@ from rose_transfer.distribution.receiver import Fetched, Receiver
 from rose_transfer.distribution.subscription import Subscription, log
 from rose_transfer.store import NoRoom, NoRoomForVersion, Store, chain
 from rose_transfer.store.roles import Role, hold_alone
-from rose_transfer.transport.interface import ObjectClient, ObjectMissing, ObjectServer, Refused
-from rose_transfer.transport.landing import MemoryLanding
+from rose_transfer.transport.interface import ObjectClient, ObjectServer, Refused
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,8 +57,6 @@ _NAMES_BYTES = 2**14
 """What the store writes beside what has arrived: a manifest, a mark, the file of a way."""
 _FETCH_S = 3600.0
 _STORE_S = 3600.0
-_ANSWER_S = 10.0
-_LOOK_TURNS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,6 @@ class Relay:
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep} must be at least 1")
-        self._client = client
         self._folder = folder
         self._bytes_max = bytes_max
         with contextlib.ExitStack() as opened:
@@ -110,11 +105,8 @@ class Relay:
             self.store = self._open_store()
             opened.pop_all()
         self._serve = tuple(serve)
-        self._id = secrets.token_hex(16)
-        self._above, self._follows_itself = tuple[str, ...](), False
-        self._turns_to_look = self._turns_between = 1
-        self._outlet = Outlet(self.store, serve, self._relays, self._answer)
-        self._asking: dict[str, asyncio.Task[bytes | None]] = {}
+        self._above = Above(client, watch_s)
+        self._outlet = self._new_outlet()
         self._switching: asyncio.Task[None] | None = None
         self._told, self._told_bytes = self._newest(), 0
         self._began_s: float | None = None
@@ -154,7 +146,7 @@ class Relay:
             self._offer()
             offer = await self._news.next(self._held())
             if offer is None:
-                await self._look_up()
+                await self._above.look_up()
             if offer is None or self._has(offer):
                 continue
             try:
@@ -165,54 +157,6 @@ class Relay:
                 await self._attempts.pause(offer, error)
             else:
                 self._attempts.succeeded()
-
-    def _relays(self) -> tuple[str, ...]:
-        return (self._id, *self._above)
-
-    async def _answer(self, key: str) -> bytes | None:
-        """Passed on as it came: whoever asked reads it.
-
-        All who ask at the same time share one question: a relay that follows itself would ask itself for ever.
-        """
-        asking = self._asking.get(key)
-        if asking is None:
-            asking = self._asking[key] = asyncio.create_task(self._ask_above(key))
-            asking.add_done_callback(lambda _: self._asking.pop(key))
-        return await asyncio.shield(asking)
-
-    async def _ask_above(self, key: str) -> bytes | None:
-        landing = MemoryLanding(bytes_max=known_answer.TEXT.bytes_max)
-        try:
-            await self._client.fetch(key, landing, deadline_s=_ANSWER_S)
-        except ObjectMissing:
-            return None
-        except DeadlineExceeded as error:
-            raise TransferError(f"what a version answers is not heard of: {error.what}") from error
-        return bytes(landing.bytes_view)
-
-    async def _look_up(self) -> None:
-        """Learn which relays are above this one, and say so if it is among them itself.
-
-        Called whenever no news came. Each time that nothing has changed it pauses for twice as many calls: to ask opens
-        all of the client's connections.
-        """
-        self._turns_to_look -= 1
-        if self._turns_to_look:
-            return
-        landing = MemoryLanding(bytes_max=ancestry.TEXT.bytes_max)
-        heard: tuple[str, ...] = ()
-        # An upstream that does not know the question, or is away, is no news.
-        with contextlib.suppress(TransferError, DeadlineExceeded):
-            await self._client.fetch(ancestry.ask_key(secrets.token_hex(16)), landing, deadline_s=self._watch_s)
-            heard = ancestry.from_bytes(bytes(landing.bytes_view))
-        follows_itself = self._id in heard
-        if follows_itself and not self._follows_itself:
-            log.warning("this relay follows itself: nothing new will come", relays_between=heard.index(self._id))
-        above = ancestry.before(self._id, heard)
-        unchanged = (above, follows_itself) == (self._above, self._follows_itself)
-        self._turns_between = min(2 * self._turns_between, _LOOK_TURNS_MAX) if unchanged else 1
-        self._turns_to_look = self._turns_between
-        self._above, self._follows_itself = above, follows_itself
 
     def _has(self, offer: Offer) -> bool:
         """Whether nothing is to be done: the offer is newest here, or an older one, of an upstream that is behind."""
@@ -307,8 +251,11 @@ class Relay:
         try:
             await self._in_thread(self._replace_store)
         finally:
-            self._outlet = Outlet(self.store, self._serve, self._relays, self._answer)
+            self._outlet = self._new_outlet()
             await self._outlet.open()
+
+    def _new_outlet(self) -> Outlet:
+        return Outlet(self.store, self._serve, self._above.relays, self._above.answer)
 
     def _replace_store(self) -> None:
         """In a thread."""

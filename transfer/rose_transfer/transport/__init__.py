@@ -17,10 +17,10 @@
 | `collective`, `nccl_collective`, `gloo_collective` | that path by pairs of GPUs, or of CPUs; imported when used |
 | `frames`, `messages`, `auth` (pure) | the wire, what it says, and how both sides prove the token |
 | `mismatch` (pure) | two ends that do not fit: TLS on one side, another token, a service of another kind |
-| `server_session`, `client_session` (pure) | who asks whom for what, and what becomes of a cut |
+| `server_session`, `client_session`, `client_asks` (pure) | who asks whom for what, and what becomes of a cut |
 | `client_events`, `client_state`, `piece_list`, `token_bucket` (pure) | their parts |
 | `serving`, `peer`, `doorstep` | asyncio and threads of a server: they move bytes and decide nothing |
 | `fetching`, `dialed`, `lanes`, `link` | those of a client, and one connection of either |
-| `access` | addresses, tokens and certificates as users name them |
+| `access` | addresses and tokens as users name them |
 | `fuzz` | damaged and hostile bytes against all that reads the network |
 """

@@ -1,11 +1,10 @@
-"""What a user names in files and on command lines, made ready for a transport: addresses, tokens, certificates.
+"""What a user names in files and on command lines, made ready for a transport: addresses, tokens.
 
 A token is read from a file, never from an argument, where everybody on the host could see it.
 """
 
 from __future__ import annotations
 
-import ssl
 from pathlib import Path
 
 from rose.errors import ConfigError
@@ -13,11 +12,8 @@ from rose.small_file import read_small_file
 from rose_transfer.transport.auth import checked_token
 
 _TOKEN_FILE_BYTES_MAX = 4096
-_PEM_BYTES_MAX = 2**24
 _PORT_DIGITS_MAX = 5
 _TOKEN = "a file with the transfer token, as `openssl rand -hex 32` draws one"
-_OWN_CERTIFICATE = "a PEM certificate and its key"
-_AUTHORITY = "a PEM certificate to trust"
 
 
 def read_token(file: Path) -> str:
@@ -43,39 +39,6 @@ def host_and_port(address: str) -> tuple[str, int]:
     if not is_port or (":" in host and not bracketed) or not _is_host(host):
         raise ConfigError(f"{address!r} is no address", expected="HOST:PORT, such as 10.0.0.7:7070")
     return host, int(port)
-
-
-def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """For a server that has this certificate (PEM, with its chain). Raises ConfigError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _load_own(context, certificate, key)
-    return context
-
-
-def client_tls(authority: Path, own: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-    """For a client that trusts this authority alone (PEM), and shows its `own` certificate and key if it is asked.
-
-    Raises ConfigError.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    read_small_file(authority, _PEM_BYTES_MAX, _AUTHORITY)
-    try:
-        context.load_verify_locations(authority)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{authority} cannot be used: {error}", expected=_AUTHORITY) from error
-    if own is not None:
-        _load_own(context, *own)
-    return context
-
-
-def _load_own(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    for file in (certificate, key):
-        read_small_file(file, _PEM_BYTES_MAX, _OWN_CERTIFICATE)
-    try:
-        # Without a passphrase, who starts a service would be asked for one, perhaps where nobody sits.
-        context.load_cert_chain(certificate, key, password="")
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        raise ConfigError(f"{certificate} and {key} cannot be used: {error}", expected=_OWN_CERTIFICATE) from error
 
 
 def _is_host(host: str) -> bool:

@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from rose_transfer.transport.carrier import Borrower, Giver, Lender, Taker
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.dialed import Dialed, DialedOwner
 from rose_transfer.transport.frames import Frame, Header, Kind
-from rose_transfer.transport.interface import ObjectSource
+from rose_transfer.transport.interface import MakeContext, ObjectSource
 from rose_transfer.transport.lanes import Lane
 from rose_transfer.transport.link import Link
 from rose_transfer.transport.messages import Data, Lent, Offer, ProtocolError, Taken, parse, to_frame
@@ -53,7 +52,7 @@ class CarriedServer(TcpServer):
         waits: WaitBoard,
         host: str = LOOPBACK,
         port: int = 0,
-        tls: ssl.SSLContext | None = None,
+        tls: MakeContext | None = None,
         bandwidth_bytes_per_s: float | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
@@ -159,7 +158,7 @@ class CarriedClient(TcpClient):
         borrower: Borrower,
         token: str,
         waits: WaitBoard,
-        tls: ssl.SSLContext | None = None,
+        tls: MakeContext | None = None,
         limits: ClientLimits = _PIECES,
     ) -> None:
         self._borrower = borrower

@@ -9,10 +9,8 @@ Servers take so many connections and no more. So further links are opened only o
 than the one has room for, they are given up when they have been idle, and a server that has no room for them is left
 alone for as long.
 
-Invariants
-- Every ask ends in exactly one of Fetched, Told, Found, Failed, or in the asker's Cancelled.
-- Fetched is said only when every piece landed, each by a sound DATA frame that was asked for on that very link.
-- On a link at most `window` pieces are under way; on all links together a piece is under way at most once.
+Invariants, beside those of the asks (`client_asks`)
+- On a link at most `window` pieces are under way.
 - Of several links that are idle, one is kept.
 - Nothing is asked of a server that has not proved that it knows the token.
 - What comes from a link that was dropped or lost changes nothing.
@@ -26,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rose.driver.core import After
-from rose.errors import TransferError
 from rose_transfer.transport import auth
+from rose_transfer.transport.client_asks import Asks
 from rose_transfer.transport.client_events import (
     Arrived,
     Cancelled,
@@ -36,11 +34,7 @@ from rose_transfer.transport.client_events import (
     Connect,
     Connected,
     Drop,
-    Failed,
     FetchAsked,
-    Fetched,
-    Found,
-    Grown,
     Heard,
     LocateAsked,
     Lost,
@@ -48,36 +42,28 @@ from rose_transfer.transport.client_events import (
     Retry,
     Send,
     Tick,
-    Told,
     WatchAsked,
 )
 from rose_transfer.transport.client_state import (
     Asked,
-    CallState,
     ClientLimits,
-    FetchState,
     LinkBook,
     LinkState,
 )
 from rose_transfer.transport.frames import Frame
-from rose_transfer.transport.interface import ObjectMissing, Refused
+from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.messages import (
-    Busy,
     Challenge,
-    Data,
     Fail,
     FailCode,
     Hello,
     Knock,
     Message,
-    News,
-    Place,
     ProtocolError,
     Welcome,
     parse,
 )
 from rose_transfer.transport.mismatch import LEFT_AT_SIGHT, OTHER_TOKEN, TLS_THERE_ONLY, Mismatch, of_paths
-from rose_transfer.transport.piece_list import PieceList
 
 
 class ClientSession:
@@ -97,9 +83,7 @@ class ClientSession:
         self._limits = limits
         self._links: dict[int, LinkBook] = {}
         self._links_made = 0
-        self._fetches: dict[int, FetchState] = {}
-        self._calls: dict[int, CallState] = {}
-        self._calls_to_send: list[int] = []
+        self._asks = Asks(limits.piece_bytes)
         self._failures = 0
         self._rests = 0
         self._resting = False
@@ -112,29 +96,21 @@ class ClientSession:
     def asked(self, link: int, request: int) -> Asked | None:
         """What was asked for by a request that is open on a link; None if nothing was, or nobody waits any more."""
         known = self._links.get(link)
-        ask, offset = (0, 0) if known is None else known.pieces.get(request, (0, 0))
-        fetch = self._fetches.get(ask)
-        if fetch is None:
-            return None
-        return Asked(ask, offset, fetch.pieces.length_at(offset), fetch.pieces.size_bytes)
+        return None if known is None else self._asks.under_way(known, request)
 
     def step(self, event: ClientEvent, now: float) -> Sequence[ClientAction]:
         return [*self._take(event, now), *self._go_on(now)]
 
     def _take(self, event: ClientEvent, now: float) -> Sequence[ClientAction]:
         match event:
-            case FetchAsked(ask, key, resume_from, size_bytes):
-                pieces = PieceList(resume_from, self._limits.piece_bytes, size_bytes)
-                self._fetches[ask] = FetchState(key, pieces)
-                return self._end_if_done(ask)
-            case WatchAsked(ask, _, wait_s):
-                self._calls[ask] = CallState(event, now + wait_s)
-                self._calls_to_send.append(ask)
-            case LocateAsked(ask):
-                self._calls[ask] = CallState(event, now)
-                self._calls_to_send.append(ask)
+            case FetchAsked():
+                return self._asks.fetch(event)
+            case WatchAsked(_, _, wait_s):
+                self._asks.call(event, now + wait_s)
+            case LocateAsked():
+                self._asks.call(event, now)
             case Cancelled(ask):
-                self._forget(ask)
+                self._asks.forget(ask)
             case Connected(link):
                 if link in self._links:
                     self._links[link].state = LinkState.GREETING
@@ -167,9 +143,8 @@ class ClientSession:
             message = parse(frame)
             if isinstance(message, Fail) and message.request == 0:
                 return self._refused(number, message)
-            return (
-                self._greet(number, link, message) if link.state is not LinkState.READY else self._answer(link, message)
-            )
+            ready = link.state is LinkState.READY
+            return self._asks.answer(link, message) if ready else self._greet(number, link, message)
         except ProtocolError as error:
             return self._drop(number, error.what)
 
@@ -213,72 +188,10 @@ class ClientSession:
         self._misfit_told = True
         return [Misfits(mismatch)]
 
-    def _answer(self, link: LinkBook, message: Message) -> Sequence[ClientAction]:
-        match message:
-            case Data():
-                return self._land(link, message)
-            case Fail(request, code, text) if request in link.pieces:
-                ask, _ = link.pieces.pop(request)
-                return self._fail(ask, _error(code, text))
-            case Fail(request, code, text) if request in link.calls:
-                return self._fail(link.calls.pop(request), _error(code, text))
-            case News(request, newest) if self._is_call(link, request, WatchAsked):
-                ask = link.calls.pop(request)
-                return [Told(ask, newest)] if self._forget(ask) else ()
-            case Place(request, size, path) if self._is_call(link, request, LocateAsked):
-                ask = link.calls.pop(request)
-                return [Found(ask, size, path)] if self._forget(ask) else ()
-            case Busy():
-                return ()
-        raise ProtocolError(f"received {type(message).__name__} that nobody asked for")
-
-    def _is_call(self, link: LinkBook, request: int, kind: type[WatchAsked] | type[LocateAsked]) -> bool:
-        if request not in link.calls:
-            return False
-        call = self._calls.get(link.calls[request])
-        return call is None or isinstance(call.asked, kind)
-
-    def _land(self, link: LinkBook, data: Data) -> Sequence[ClientAction]:
-        if data.request not in link.pieces:
-            raise ProtocolError("received a piece that nobody asked for")
-        ask, offset = link.pieces[data.request]
-        fetch = self._fetches.get(ask)
-        if fetch is None:
-            del link.pieces[data.request]
-            return ()
-        known = fetch.pieces.size_bytes
-        if known not in (None, data.size):
-            del link.pieces[data.request]
-            return self._fail(ask, TransferError(f"{fetch.key} has {data.size} bytes, not {known}"))
-        fetch.pieces.size_bytes = data.size
-        if data.offset != offset or len(data.payload) != fetch.pieces.length_at(offset):
-            raise ProtocolError("received a piece other than the one asked for")
-        del link.pieces[data.request]
-        grew = fetch.pieces.landed(offset, len(data.payload))
-        return [*([Grown(ask, fetch.pieces.complete_bytes)] if grew else []), *self._end_if_done(ask)]
-
-    def _end_if_done(self, ask: int) -> Sequence[ClientAction]:
-        pieces = self._fetches[ask].pieces
-        if not pieces.done or pieces.size_bytes is None:
-            return ()
-        del self._fetches[ask]
-        return [Fetched(ask, pieces.size_bytes)]
-
-    # How asks and links end
-
-    def _forget(self, ask: int) -> bool:
-        """Whether somebody still waited. Answers that are under way will be read past."""
-        if ask in self._calls_to_send:
-            self._calls_to_send.remove(ask)
-        return self._fetches.pop(ask, None) is not None or self._calls.pop(ask, None) is not None
-
-    def _fail(self, ask: int, error: TransferError) -> Sequence[ClientAction]:
-        return [Failed(ask, error)] if self._forget(ask) else ()
+    # How links end
 
     def _refuse(self, why: str, mismatch: Mismatch = OTHER_TOKEN) -> Sequence[ClientAction]:
-        asks = [*self._fetches, *self._calls]
-        error = Refused(why, expected=mismatch.expected, to_do=mismatch.to_do)
-        return [action for ask in asks for action in self._fail(ask, error)]
+        return self._asks.fail_all(Refused(why, expected=mismatch.expected, to_do=mismatch.to_do))
 
     def _told(self, number: int, why: str, mismatch: Mismatch | None) -> str:
         """How a link ended, for people."""
@@ -293,10 +206,7 @@ class ClientSession:
     def _lose(self, number: int, why: str, *, full: bool = False) -> Sequence[ClientAction]:
         link = self._links.pop(number)
         self.last_trouble = why
-        for ask, offset in link.pieces.values():
-            if ask in self._fetches:
-                self._fetches[ask].pieces.lost(offset)
-        self._calls_to_send.extend(ask for ask in link.calls.values() if ask in self._calls)
+        self._asks.lost(link)
         self._rests += 1
         self._resting = True
         return [After(self._rest_s(link, full=full), Retry(self._rests))]
@@ -343,23 +253,17 @@ class ClientSession:
             actions.append(request)
         while not self._resting and len(self._links) < self._wanted():
             actions.append(self._connect(now))
-        if not self._ticking and (self._asking() or len(self._links) > 1):
+        if not self._ticking and (self._asks.open or len(self._links) > 1):
             self._ticking = True
             limits = self._limits
             actions.append(After(min(limits.greet_s, limits.stall_s, limits.spare_s) / 4, Tick()))
         return actions
 
-    def _asking(self) -> bool:
-        return bool(self._fetches or self._calls)
-
     def _wanted(self) -> int:
         """How many links there should be at least."""
         if not self._ready():
-            return int(self._asking())
-        return self._limits.streams if self._fetch_to_ask() is not None else 1
-
-    def _fetch_to_ask(self) -> int | None:
-        return next((ask for ask, fetch in self._fetches.items() if fetch.pieces.has_next()), None)
+            return int(self._asks.open)
+        return self._limits.streams if self._asks.has_next_piece() else 1
 
     def _connect(self, now: float) -> Connect:
         self._links_made += 1
@@ -372,17 +276,11 @@ class ClientSession:
         if not ready:
             return None
         number = min(ready, key=lambda each: (self._links[each].open, each))
-        link = self._links[number]
-        if self._calls_to_send:
-            ask = self._calls_to_send.pop(0)
-            return Send(number, link.call(ask, self._calls[ask], now))
+        if (call := self._asks.next_call(self._links[number], now)) is not None:
+            return Send(number, call)
         roomy = [each for each in ready if len(self._links[each].pieces) < self._limits.window]
-        ask_next = self._fetch_to_ask()
-        if not roomy or ask_next is None:
+        if not roomy:
             return None
         number = min(roomy, key=lambda each: (len(self._links[each].pieces), each))
-        return Send(number, self._links[number].next_piece(ask_next, self._fetches[ask_next], now))
-
-
-def _error(code: FailCode, text: str) -> TransferError:
-    return ObjectMissing(text) if code is FailCode.MISSING else TransferError(text)
+        piece = self._asks.next_piece(self._links[number], now)
+        return None if piece is None else Send(number, piece)

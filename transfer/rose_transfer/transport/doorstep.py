@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import ssl
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,6 +21,7 @@ from rose.errors import DeadlineExceeded
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_transfer.transport.frames import Encoder
+from rose_transfer.transport.interface import MakeContext
 from rose_transfer.transport.link import Link
 from rose_transfer.transport.messages import Fail, FailCode, to_frame
 from rose_transfer.transport.mismatch import (
@@ -47,7 +47,7 @@ class Doorstep:
     def __init__(
         self,
         make_link: Callable[[], Link],
-        tls: ssl.SSLContext,
+        tls: MakeContext,
         limits: ServerLimits,
         *,
         waits: WaitBoard,
@@ -123,7 +123,7 @@ class Doorstep:
         try:
             with self._waits.waiting("handshake of TLS", f"a peer of {self._server}", hello_s):
                 await asyncio.get_running_loop().connect_accepted_socket(
-                    self._make_link, own, ssl=self._tls, ssl_handshake_timeout=hello_s
+                    self._make_link, own, ssl=self._tls(), ssl_handshake_timeout=hello_s
                 )
         except OSError as error:
             # asyncio's clients say nothing when they do not accept a certificate: they leave.

@@ -11,6 +11,8 @@ Invariants
 from __future__ import annotations
 
 import re
+import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -19,6 +21,9 @@ from rose.errors import ContractError, TransferError
 
 # A key may become a file name, so it holds no separator and does not begin with a dot.
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+
+MakeContext = Callable[[], ssl.SSLContext]
+"""Asked for each connection, so that certificates may be renewed; see `rose.certificates`."""
 
 
 class ObjectMissing(TransferError):

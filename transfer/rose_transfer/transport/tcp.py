@@ -1,20 +1,19 @@
 """Objects over TCP: several connections to one server, resumed piece by piece, under a cap, with a token and TLS.
 
-Both sides always prove that they know the token. Without a TLS context the bytes travel in the clear: do that on
-loopback, inside a private network or through a tunnel. The server binds to loopback unless told otherwise.
+Both sides always prove that they know the token. Without TLS the bytes travel in the clear: do that on loopback, inside
+a private network or through a tunnel. The server binds to loopback unless told otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable
 
 from rose.waits import WaitBoard
 from rose_transfer.transport.client_state import ClientLimits
 from rose_transfer.transport.doorstep import Doorstep
 from rose_transfer.transport.fetching import StreamClient
-from rose_transfer.transport.interface import ObjectSource
+from rose_transfer.transport.interface import MakeContext, ObjectSource
 from rose_transfer.transport.link import Link
 from rose_transfer.transport.server_session import ServerLimits
 from rose_transfer.transport.serving import StreamServer
@@ -36,7 +35,7 @@ class TcpServer(StreamServer):
         waits: WaitBoard,
         host: str = LOOPBACK,
         port: int = 0,
-        tls: ssl.SSLContext | None = None,
+        tls: MakeContext | None = None,
         bandwidth_bytes_per_s: float | None = None,
         limits: ServerLimits | None = None,
     ) -> None:
@@ -80,7 +79,7 @@ class TcpClient(StreamClient):
         *,
         token: str,
         waits: WaitBoard,
-        tls: ssl.SSLContext | None = None,
+        tls: MakeContext | None = None,
         limits: ClientLimits | None = None,
     ) -> None:
         super().__init__(
@@ -95,4 +94,5 @@ class TcpClient(StreamClient):
         self._tls = tls
 
     async def _dial(self, make_link: Callable[[], Link]) -> None:
-        await asyncio.get_running_loop().create_connection(make_link, self._host, self._port, ssl=self._tls)
+        context = None if self._tls is None else self._tls()
+        await asyncio.get_running_loop().create_connection(make_link, self._host, self._port, ssl=context)
