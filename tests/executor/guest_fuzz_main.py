@@ -154,8 +154,7 @@ class Bench:
 
 def drawn(seeded: random.Random) -> Quota:
     """Often room to work in, sometimes none at all."""
-    return replace(
-        FREE,
+    return FREE._replace(
         kv_blocks=seeded.choice((0, 3, 8, 16, BLOCKS, BLOCKS)),
         tokens_per_step=seeded.choice((0, 1, 7, 40, TOKENS, TOKENS)),
         active_seqs=seeded.choice((0, 1, 3, SEQS, SEQS)),

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -320,7 +319,7 @@ def test_a_guest_that_gives_no_memory_back_is_named(folder: Path, tiny_model: Pa
     assert shown(None).endswith("so far")
     assert shown(keeps).endswith("512 are; 0 cuts so far; the guest gives no memory back")
     assert shown(None).endswith("back")
-    assert shown(replace(keeps, kv_gives_back=True)).endswith("so far")
+    assert shown(keeps._replace(kv_gives_back=True)).endswith("so far")
     scene.watch.close()
     scene.shelf.close()
 
@@ -332,7 +331,7 @@ def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: P
     assert scene.watch.profile.drifted is not None
     now_s = time.monotonic()
     holds = GuestState(profile_steps=300)
-    drifted = replace(holds, step_margin=1.75, drifted_at_s=now_s - 7, drift_factor=2.5)
+    drifted = holds._replace(step_margin=1.75, drifted_at_s=now_s - 7, drift_factor=2.5)
 
     def shown(guest: GuestState | None) -> tuple[str, str, float | None]:
         scene.watch.seen = Looked(Reading(None), Reading(guest))
