@@ -64,7 +64,8 @@ class _Form:
 
     def __init__(self, kind: type[Any]) -> None:
         columns = list(get_type_hints(kind).values())
-        self.body = struct.Struct("<qq" + "".join(_LETTERS[column] for column in columns))
+        body = "<qq" + "".join(_LETTERS[column] for column in columns)
+        self.body = struct.Struct(f"{body}{_BODY_BYTES - struct.calcsize(body)}x")
         self.floats = _picker([at for at, column in enumerate(columns) if column is float])
         counts = [at for at, column in enumerate(columns) if column is int]
         self.counts = _picker([] if kind is Quota else counts)
@@ -92,7 +93,7 @@ def encode(half: Half[S], state: S, number: int, written_at_ns: int) -> bytes:
     try:
         if not math.isfinite(sum(form.floats(state))):
             raise ValueError("a value is not finite")
-        body = form.body.pack(number, written_at_ns, *state).ljust(_BODY_BYTES, b"\0")
+        body = form.body.pack(number, written_at_ns, *state)
     except (struct.error, ValueError, OverflowError, TypeError) as error:
         raise ContractError(f"{state} cannot stand on a board: {error}", expected="64-bit numbers") from error
     return body + _CHECKSUM.pack(_checksum(body, half))

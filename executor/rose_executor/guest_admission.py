@@ -95,7 +95,7 @@ class GuestAdmission:
 
     def computed(self, shape: StepShape, seconds: float, now_s: float) -> None:
         """A step has ended, at `now_s` of the clock of `look`."""
-        if self._sampling.takes(self.profile.steps):
+        if self._sampling.takes(self.profile.steps, seconds):
             self.profile.saw(shape, seconds, now_s)
         self._slack.computed(seconds)
 

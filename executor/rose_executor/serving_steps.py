@@ -82,7 +82,7 @@ class ServingSteps:
             before.stepped_at_s if before.running + before.waiting > 0 else next(iter(self._arrived.values()), None)
         )
         step_s = before.step_s if began_s is None else now_s - began_s
-        if began_s is not None and self._sampling.takes(self._profile.steps):
+        if began_s is not None and self._sampling.takes(self._profile.steps, step_s):
             context_tokens = before.kv_blocks_used * self._block_tokens
             self._profile.saw(StepShape(tokens, max(1, running + finished), context_tokens), step_s, now_s)
         self._read(prompt_tokens, first_tokens)

@@ -118,9 +118,10 @@ class StepProfile:
         else:
             expected = self._line(amounts)
             self._drift.saw(seconds / max(self._cost(*amounts), seconds * 1e-9), now_s)
-            self._least = _both(min, self._least, amounts)
-            self._most = _both(max, self._most, amounts)
-            self._least_trusted = _trusted(self._least, self._most)
+            least, most = _both(min, self._least, amounts), _both(max, self._most, amounts)
+            if (least, most) != (self._least, self._most):
+                self._least, self._most = least, most
+                self._least_trusted = _trusted(least, most)
             self._learn(self._fit, amounts, expected, seconds)
         self.steps += 1
 

@@ -40,20 +40,15 @@ class TrackingFit:
 
     def leverage(self, row: Sequence[float]) -> float:
         """The variance of what the parts make of this row, in units of one row's: above 1, it is hardly known."""
-        found = _dot(row, self._pulled(row))
-        if found > 0:
-            return found
-        size = len(self.covariance)
-        self.covariance = [[self.covariance[i][i] if i == j else 0.0 for j in range(size)] for i in range(size)]
-        return _dot(row, self._pulled(row))
+        return self._pulled(row)[1]
 
     def learn(self, row: Sequence[float], error: float, weight: float) -> None:
         """Take one row, and by how much its target exceeds what the parts make of it.
 
         It counts as `weight` of a row, from above 0 to 1.
         """
-        gain = weight / (1 + weight * self.leverage(row))
-        pull = self._pulled(row)
+        pull, leverage = self._pulled(row)
+        gain = weight / (1 + weight * leverage)
         for line, mine in zip(self.covariance, pull, strict=True):
             for column, other in enumerate(pull):
                 line[column] -= gain * mine * other
@@ -61,8 +56,16 @@ class TrackingFit:
         if min(self.parts) < 0:
             self._without_negative()
 
-    def _pulled(self, row: Sequence[float]) -> list[float]:
-        return [_dot(line, row) for line in self.covariance]
+    def _pulled(self, row: Sequence[float]) -> tuple[list[float], float]:
+        """By how much this row pulls at each part, and its leverage."""
+        pull = [_dot(line, row) for line in self.covariance]
+        leverage = _dot(row, pull)
+        if leverage > 0:
+            return pull, leverage
+        size = len(self.covariance)
+        self.covariance = [[self.covariance[i][i] if i == j else 0.0 for j in range(size)] for i in range(size)]
+        pull = [_dot(line, row) for line in self.covariance]
+        return pull, _dot(row, pull)
 
     def _without_negative(self) -> None:
         """The likeliest parts given that those below 0 are 0: the most negative first, as long as one is."""

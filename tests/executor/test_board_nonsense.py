@@ -46,7 +46,7 @@ def forged(half: Half[Any], state: Any, number: int = 1) -> bytes:
     """A bank whose checksum is right, that no writer of ours would write."""
     form = board_halves._FORMS[half.name]
     written_at_ns = time.monotonic_ns()
-    body = form.body.pack(number, written_at_ns, *state).ljust(board_halves._BODY_BYTES, b"\0")
+    body = form.body.pack(number, written_at_ns, *state)
     return body + board_halves._CHECKSUM.pack(board_halves._checksum(body, half))
 
 
