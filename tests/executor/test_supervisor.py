@@ -342,15 +342,17 @@ def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_pa
 
 def test_who_holds_an_engine_that_does_not_end_hears_that_it_is_over(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
-    end = bench.process.stop
+
+    end: Any = None
 
     async def hangs() -> None:
         bench.process.stop = end  # type: ignore[method-assign]
         raise DeadlineExceeded("it does not end", boundary="engine")
 
     async def body() -> None:
+        nonlocal end
         engine = await bench.supervisor.ready()
-        bench.process.stop = hangs  # type: ignore[method-assign]
+        end, bench.process.stop = bench.process.stop, hangs  # type: ignore[method-assign]
         with pytest.raises(DeadlineExceeded):
             await bench.supervisor.stop()
         assert engine.dead.is_set()
