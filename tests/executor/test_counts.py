@@ -408,3 +408,13 @@ async def test_a_service_goes_on_for_as_long_as_it_is_asked_but_not_for_ever(mon
     questions.alive(LIFE)
     monkeypatch.setattr(counts_service, "QUIET_S", LONG_S)
     await asyncio.wait_for(questions.over(waits), LONG_S / 2)
+
+
+def test_what_somebody_else_has_put_beside_the_pages_keeps_no_executor_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "guest.a1.page").symlink_to(tmp_path / "gone")
+    (tmp_path / "guest.b2.page").write_bytes(b"x" * 4097)
+    os.mkfifo(tmp_path / "guest.c3.page")
+    (tmp_path / ".guest.d4.page.draft").mkdir()
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        assert shelf.total() == 0
+    assert (tmp_path / ".guest.d4.page.draft").is_dir()
