@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -175,7 +176,8 @@ class StatusBoard:
             fresh.write_text(page.model_dump_json(), encoding="utf-8")
             fresh.replace(self._path)
         except OSError as error:
-            fresh.unlink(missing_ok=True)
+            with suppress(OSError):  # a disk that takes nothing gives nothing up
+                fresh.unlink(missing_ok=True)
             self._failures += 1
             if self._failures == 1:
                 logger("status").warning(

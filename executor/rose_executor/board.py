@@ -21,6 +21,7 @@ import errno
 import fcntl
 import functools
 import os
+import stat
 import struct
 import time
 from pathlib import Path
@@ -242,11 +243,12 @@ def _same_file(fd: int, path: Path) -> bool:
 
 def _make_whole(fd: int, path: Path) -> None:
     """Write an empty board, unless a whole one is there. The header comes last, so no reader takes a part for it."""
-    page = os.pread(fd, BOARD_BYTES + 1, 0)
+    regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    page = os.pread(fd, BOARD_BYTES + 1, 0) if regular else b""
     if len(page) == BOARD_BYTES and page[: HEADER.size] == header():
         return
     # A board cut short in which somebody wrote on begins with a hole.
-    if not MAGIC.startswith(page[: len(MAGIC)].rstrip(b"\0")):
+    if not regular or not MAGIC.startswith(page[: len(MAGIC)].rstrip(b"\0")):
         raise ClusterError(f"{path} is something else than a board", to_do="name another file, or remove it")
     try:
         os.ftruncate(fd, 0)

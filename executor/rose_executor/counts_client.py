@@ -88,6 +88,10 @@ class CountsClient:
             if not self._closed or task is None or task.cancelling():
                 raise
             raise EngineError(f"{self._whom}: no counts: the client was closed") from None
+        if reply is None:  # what gRPC makes of bytes that are no such message
+            raise EngineError(
+                f"{self._whom}, asked for counts, answers nonsense", to_do="check that both sides are of one version"
+            )
         return Counts(
             reply.known, reply.alive, reply.total_tokens, {one.request_id: _count(one) for one in reply.requests}
         )

@@ -309,7 +309,8 @@ async def _healthy(session: aiohttp.ClientSession, base_url: str) -> bool:
     try:
         async with session.get(f"{base_url}/health") as response:
             return response.status == 200
-    except aiohttp.ClientError:
+    except (aiohttp.ClientError, TimeoutError):
+        # Who waits for it has a deadline, which may be longer than a question's own.
         return False
 
 

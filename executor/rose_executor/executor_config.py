@@ -33,7 +33,11 @@ class ProcessConfig(Section):
     metrics_port: int = Field(default=0, ge=0, le=65_535, description="Loopback port of its metrics; 0 takes any.")
     state: AnyPath = Field(description="Folder of its own for what outlives it: counted tokens, fetched weights.")
     cores: list[int] = Field(default=[], description="Processor cores of the guest; none named: all.")
-    profiles: str = Field(default="", description="Folder of step profiles; else where `rose profile` keeps them.")
+    profiles: str = Field(
+        default="",
+        pattern=r"^[^\x00]{0,4095}$",
+        description="Folder of step profiles; else where `rose profile` keeps them.",
+    )
     certificates: str = CERTIFICATES
 
 

@@ -22,8 +22,8 @@ class GuestBoard:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._reader = BoardReader(path)
         self._writer = HalfWriter(path, GUEST)
+        self._reader = BoardReader(path)
         self._look_again_s = 0.0
 
     def look(self, now_s: float) -> Given:
@@ -46,7 +46,13 @@ class GuestBoard:
         if not self._reader.replaced():
             return
         with contextlib.suppress(RoseError):
-            reader, writer = BoardReader(self._path), HalfWriter(self._path, GUEST)
+            # Locked before it is read: of a file that is no board, or another guest's, nothing stays open.
+            writer = HalfWriter(self._path, GUEST)
+            try:
+                reader = BoardReader(self._path)
+            except BaseException:
+                writer.close()
+                raise
             self._reader.close()
             self._writer.close()
             self._reader, self._writer = reader, writer

@@ -1,4 +1,4 @@
-"""Which processes of a guest somebody keeps from running: by SIGSTOP, from a terminal, with a debugger.
+"""Which processes of a guest somebody keeps from running, or what started it: by SIGSTOP, from a terminal, a debugger.
 
 The kernel is asked: a process that is stopped says nothing on the board, and so does a guest without work.
 """
@@ -6,6 +6,7 @@ The kernel is asked: a process that is stopped says nothing on the board, and so
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 
 import psutil
 
@@ -15,10 +16,20 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def stopped_processes(pid: int) -> tuple[int, ...]:
-    """Of a process and its descendants, those that stand still; one is enough to keep an engine from answering."""
+    """Of a process, its descendants and its parent, those that stand still.
+
+    One of the first is enough to keep an engine from answering. Its parent tells of its end, and passes signals on.
+    """
     found = []
-    for member in family(pid):
+    members = family(pid)
+    for member in (*members, *_parents(members[:1])):
         with contextlib.suppress(psutil.NoSuchProcess):
             if member.status() in _STOPPED:
                 found.append(member.pid)
     return tuple(found)
+
+
+def _parents(processes: Sequence[psutil.Process]) -> Iterator[psutil.Process]:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            yield psutil.Process(process.ppid())

@@ -110,7 +110,12 @@ class GuestWatch:
             self._writer.close()
             self._writer = None
         writer = claim_quota(self._path)
+        try:
+            reader = BoardReader(self._path)
+        except BaseException:
+            # It may be gone again. A lock that nobody lets go of would keep this very process from the next attempt.
+            writer.close()
+            raise
         self._reader.close()
-        self._reader = BoardReader(self._path)
-        self._writer = writer
+        self._reader, self._writer = reader, writer
         return writer

@@ -43,7 +43,7 @@ class PageReader:
         try:
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < 8 * HEADER_WORDS:
+                if size < 8 * HEADER_WORDS or size % 8:
                     raise self._refused(f"has {size} bytes")
                 self._map = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except OSError as error:

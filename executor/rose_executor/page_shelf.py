@@ -127,9 +127,10 @@ class PageShelf:
 
     def _take_over(self, waits: WaitBoard) -> None:
         remove_drafts(self.folder)
-        for draft in self.folder.glob(".*.page.*"):
+        for draft in filter(Path.is_file, self.folder.glob(".*.page.*")):
             draft.unlink(missing_ok=True)
-        paths = sorted(self.folder.glob("*.page"), key=lambda path: path.stat().st_mtime)
+        # What somebody else has put here is not ours to remove, nor a reason not to start.
+        paths = sorted(filter(Path.is_file, self.folder.glob("*.page")), key=lambda path: path.stat().st_mtime)
         for path in paths[:-PAGES_MAX]:
             path.unlink(missing_ok=True)
             _apart_path(path).unlink(missing_ok=True)

@@ -136,7 +136,7 @@ def _granted_cores(cores: frozenset[int]) -> set[int]:
     """Those that the kernel gives to this thread, which asks for all."""
     try:
         os.sched_setaffinity(0, cores)
-    except OSError:  # not one of them
+    except (OSError, ValueError, OverflowError):  # not one of them, or no number of any
         return set()
     return os.sched_getaffinity(0)
 

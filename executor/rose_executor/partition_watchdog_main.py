@@ -96,7 +96,8 @@ def end_guests(guests: dict[int, int], groups: Groups | None, release: Release) 
             if groups is not None:
                 sweep(groups, release)
         except ClusterError as error:
-            sys.stderr.write(f"{error}\n")
+            with contextlib.suppress(OSError):  # whoever read that may have gone with the executor
+                sys.stderr.write(f"{error}\n")
         else:
             if not living:
                 return

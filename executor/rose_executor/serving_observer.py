@@ -70,7 +70,8 @@ class ServingObserver:
             if time.monotonic() - asked_at_s > SERVING.stale_after_s:
                 raise EngineError("this process stood still: the page is too old to be believed")
             writer.write(self._serving.saw(page, asked_at_s))
-        except (RoseError, aiohttp.ClientError, OSError) as error:
+        except (RoseError, aiohttp.ClientError, OSError, UnicodeError) as error:
+            # The last is of names that no resolver takes, such as `a..b`.
             self._failed(str(error) or type(error).__name__)
         else:
             self.trouble = ""

@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from rose.certificates import Certificates
-from rose.errors import DeadlineExceeded, EngineError, SchedulerError
+from rose.errors import ContractError, DeadlineExceeded, EngineError, SchedulerError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.executor_config import load_executor_config
@@ -59,7 +59,7 @@ class SchedulerLender:
     async def withdraw(self, guest: GuestOffer, why: str) -> None:
         try:
             await self._client.withdraw(_lent(guest), why)
-        except (DeadlineExceeded, SchedulerError) as error:
+        except (ContractError, DeadlineExceeded, SchedulerError) as error:
             log.warning("the guest could not be withdrawn; its silence will say so", why=str(error))
 
     def _told(self, trouble: str) -> None:

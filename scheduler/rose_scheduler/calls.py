@@ -29,10 +29,11 @@ GRACE_S = 2.0
 """How much longer than it was asked to a scheduler may take to say that there is no place."""
 _PAUSE_S = (0.02, 0.5)
 """Between two tries, from and to; doubling."""
+_SAME_VERSION = "check that scheduler and client are of one version"
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "give it the token of the scheduler's file",
     grpc.StatusCode.UNIMPLEMENTED: "check that this is the address of a scheduler, of this version",
-    grpc.StatusCode.INVALID_ARGUMENT: "check that scheduler and client are of one version",
+    grpc.StatusCode.INVALID_ARGUMENT: _SAME_VERSION,
 }
 
 
@@ -121,10 +122,17 @@ class Calls:
 
     async def _once(self, what: str, call: Awaitable[Any]) -> Any:
         try:
-            return await call
+            answer = await call
         except asyncio.CancelledError:
             # A channel that closes cancels its calls, and with them, as it seems, whoever waits for one.
             task = asyncio.current_task()
             if not self._closed or task is None or task.cancelling():
                 raise
             raise SchedulerError(f"{self.whom}: not {what}: the client was closed") from None
+        if answer is None:  # what gRPC makes of bytes that are no such message
+            raise self.nonsense(what, "no message at all")
+        return answer
+
+    def nonsense(self, what: str, answer: str) -> SchedulerError:
+        """The error for an answer that no scheduler of this version gives."""
+        return SchedulerError(f"{self.whom}, asked for {what}, answers nonsense: {answer}", to_do=_SAME_VERSION)

@@ -28,7 +28,7 @@ from rose.proto.v1 import scheduler_pb2 as wire
 from rose.waits import WaitBoard
 from rose_scheduler.calls import GRACE_S, Calls
 from rose_scheduler.events import EngineOffered, LeaseOutcome, Reason, Standing
-from rose_scheduler.wire import AVOIDED_MAX, KINDS, OUTCOMES, REASONS, STANDINGS, member_of
+from rose_scheduler.wire import AVOIDED_MAX, KINDS, OUTCOMES, REASONS, STANDINGS, Malformed, member_of
 
 log = logger("scheduler client")
 
@@ -220,7 +220,10 @@ class SchedulerClient:
 
     async def _must_be_new(self, refusal: Any, until_s: float, wait_s: float) -> bool:
         """Wait until asking again makes sense; whether that takes a new lease. Raises LeaseRefused if it never does."""
-        reason = member_of(refusal.reason, REASONS)
+        try:
+            reason = member_of(refusal.reason, REASONS)
+        except Malformed as error:
+            raise self._calls.nonsense("a lease", str(error)) from error
         if reason is Reason.ENDED:  # granted to a call of ours that broke off before it heard so
             return True
         if reason not in (Reason.FULL, Reason.CLOSING):
@@ -245,7 +248,10 @@ class SchedulerClient:
         reply = await self._calls.answer(what, method, request)
         if reply.standing == wire.ENGINE_STANDING_MALFORMED:
             raise ContractError(f"{what} is malformed: {reply.what}")
-        return member_of(reply.standing, STANDINGS)
+        try:
+            return member_of(reply.standing, STANDINGS)
+        except Malformed as error:
+            raise self._calls.nonsense(what, str(error)) from error
 
     async def _trouble(self, engine: EngineOffered, state: Callable[[], EngineState]) -> str:
         """Beat, after an offer if need be; what stands in the way, if that may pass."""

@@ -373,6 +373,9 @@ def test_a_file_that_is_something_else_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="something else than a board"):
         claim_quota(path)
     assert path.read_text() == "dear diary"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ClusterError, match="something else than a board"):
+        claim_quota(tmp_path / "pipe")
     link = tmp_path / "link"
     link.symlink_to(path)
     with pytest.raises(ClusterError, match="cannot open the board"):

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, closing
 from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -408,3 +409,35 @@ async def test_a_service_goes_on_for_as_long_as_it_is_asked_but_not_for_ever(mon
     questions.alive(LIFE)
     monkeypatch.setattr(counts_service, "QUIET_S", LONG_S)
     await asyncio.wait_for(questions.over(waits), LONG_S / 2)
+
+
+def test_what_somebody_else_has_put_beside_the_pages_keeps_no_executor_from_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "guest.a1.page").symlink_to(tmp_path / "gone")
+    (tmp_path / "guest.b2.page").write_bytes(b"x" * 4097)
+    os.mkfifo(tmp_path / "guest.c3.page")
+    (tmp_path / ".guest.d4.page.draft").mkdir()
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        assert shelf.total() == 0
+    assert (tmp_path / ".guest.d4.page.draft").is_dir()
+
+
+def test_an_executor_that_answers_nonsense_is_named() -> None:
+    async def nonsense(request: bytes, context: Any) -> bytes:
+        return b"\xff"
+
+    class Anything(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(nonsense)
+
+    async def check() -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Anything(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        client = CountsClient(f"127.0.0.1:{port}", token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+        with pytest.raises(EngineError, match="answers nonsense"):
+            await client.counts("a1" * 8)
+        await client.close()
+        await server.stop(None)
+
+    asyncio.run(check())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +17,13 @@ from hypothesis import strategies as st
 from rose.errors import EngineError
 from rose_executor import vllm_contract, vllm_plugin, vllm_reliances
 from rose_executor.engine_env import BOARD, SERVING_BOARD, SERVING_KV_SPARE, EngineEnv, serving_board
+from rose_executor.engine_process import _healthy
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import changed
 from rose_executor.request_id import external_request_id
 from rose_executor.vllm_plugin import register
 
+LONG_S = 60.0
 ENV = EngineEnv("engine-0", "00ff" * 4, 5, Path("/run/engine-0.sock"), Path("/run/page"), unpacked_weights=False)
 
 
@@ -162,3 +166,14 @@ def test_a_guest_has_the_scheduler_that_keeps_a_quota(tmp_path: Path, asynchrono
     )
     name = "QuotaAsyncScheduler" if asynchronous else "QuotaScheduler"
     assert f"rose_executor.quota_scheduler.{name}" in guest.arguments(tmp_path)
+
+
+def test_a_server_that_does_not_answer_for_minutes_is_not_healthy_yet() -> None:
+    async def check() -> bool:
+        async with await asyncio.start_server(lambda reader, writer: asyncio.sleep(LONG_S), "127.0.0.1", 0) as silent:
+            address = f"http://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+            # Five minutes, where nobody says otherwise: beneath a busy serving engine a guest may take longer.
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.2)) as session:
+                return await _healthy(session, address)
+
+    assert not asyncio.run(check())

@@ -86,6 +86,12 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("value", ["5", "nan", '"a\\u0000b"', "[]"])
+def test_a_folder_of_profiles_that_is_none_is_named(tmp_path: Path, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"executor\.profiles = .*: allowed is text"):
+        load_executor_config(*files(tmp_path, FILE.replace("cores = [0, 1]", f"profiles = {value}")), {})
+
+
 def test_nothing_but_a_run_to_join_belongs_into_a_join_file(tmp_path: Path) -> None:
     file, join = files(tmp_path, join=JOIN + "[executor]\nname = 'x'\n")
     with pytest.raises(ConfigError, match=r"sections \['executor', 'join'\]"):

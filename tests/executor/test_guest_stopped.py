@@ -43,6 +43,25 @@ def test_each_process_that_is_stopped_is_named_until_it_goes_on() -> None:
     assert stopped_processes(leader) == ()
 
 
+STARTER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {PROGRAM!r}])"
+
+
+def test_what_started_it_is_named_too_for_nobody_else_hears_of_its_end() -> None:
+    with subprocess.Popen([sys.executable, "-c", STARTER], start_new_session=True) as starter:
+        try:
+            until(lambda: len(family(starter.pid)) == 3, "no guest")
+            guest = family(starter.pid)[1].pid
+            assert stopped_processes(guest) == ()
+            os.kill(starter.pid, signal.SIGSTOP)
+            until(lambda: stopped_processes(guest) == (starter.pid,), "the starter was not seen to stand still")
+            os.kill(guest, signal.SIGKILL)
+            assert stopped_processes(guest) == (starter.pid,)
+            os.kill(starter.pid, signal.SIGCONT)
+            until(lambda: stopped_processes(guest) == (), "it was not seen to go on")
+        finally:
+            os.killpg(starter.pid, signal.SIGKILL)
+
+
 def test_one_that_ends_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with two_processes() as (leader, child):
         members = [psutil.Process(leader), psutil.Process(child)]

@@ -108,6 +108,24 @@ def test_a_harmed_board_is_mended(tmp_path: Path, harm: str) -> None:
     assert watching.trouble == ""
 
 
+def test_a_board_that_goes_again_while_it_is_made_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "board"
+    watching = watch(path)
+    path.unlink()
+    watching._whole_at_s = 0.0
+    with monkeypatch.context() as patched:
+        patched.setattr("rose_executor.guest_watch.BoardReader", gone)
+        for _ in range(2):
+            assert not watching.look()
+            assert "cannot open the board" in watching.trouble
+    assert watching.look()
+    assert quota(path) == SHUT
+
+
+def gone(path: Path) -> BoardReader:
+    raise ClusterError(f"cannot open the board {path}")
+
+
 def test_trouble_with_the_board_is_told_and_ends_with_it(tmp_path: Path) -> None:
     path = tmp_path / "board"
     watching = watch(path)

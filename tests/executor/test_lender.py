@@ -8,8 +8,9 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import grpc
 import pytest
 from certificate_tools import make_authority
 from run_tools import LONG_S, TOKEN, until
@@ -18,7 +19,7 @@ from service_tools import SchedulerProcess
 from rose.certificates import read_certificates
 from rose.cli.executor import open_lender
 from rose.demo.serving_model import warm_start
-from rose.errors import ClusterError, ConfigError, EngineError, SchedulerError
+from rose.errors import ClusterError, ConfigError, ContractError, EngineError, SchedulerError
 from rose.metrics import SchedulerMetrics
 from rose.waits import WaitBoard
 from rose_executor.board import claim_quota
@@ -48,6 +49,48 @@ async def scheduler(port: int = 0) -> AsyncIterator[tuple[Desk, str]]:
     finally:
         desk.close()
         await server.stop(None)
+
+
+@asynccontextmanager
+async def liar(answer: bytes) -> AsyncIterator[str]:
+    """Whoever asks it anything gets these bytes."""
+
+    async def answers(request: bytes, context: Any) -> bytes:
+        return answer
+
+    class Anything(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, details: Any) -> Any:
+            return grpc.unary_unary_rpc_method_handler(answers)
+
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Anything(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "boundary", "words"),
+    [
+        (b"", SchedulerError, "answers nonsense: 0 stands for no Standing"),
+        (b"\x08\x63", SchedulerError, "answers nonsense: 99 stands for no Standing"),
+        (b"\xff", SchedulerError, "answers nonsense: no message at all"),
+        (b"\x08\x06", ContractError, "beat is malformed"),
+    ],
+)
+def test_a_scheduler_that_answers_nonsense_is_named_and_a_withdrawal_from_it_raises_nothing(
+    answer: bytes, boundary: type[Exception], words: str
+) -> None:
+    async def check() -> None:
+        async with liar(answer) as address, open_lender(address, TOKEN, None, WaitBoard()) as lender:
+            with pytest.raises(boundary, match=words):
+                await lender.keep_offered(GUEST, now)
+            await lender.withdraw(GUEST, "the end")
+
+    asyncio.run(check())
 
 
 def test_a_guest_is_offered_as_lent_through_a_restart_and_withdrawn() -> None:

@@ -14,12 +14,16 @@ import pytest
 from process_tools import DEADLINE_S, lives, until
 
 from rose.cgroup import own_groups
+from rose.errors import ClusterError
+from rose_executor import partition_watchdog_main
 from rose_executor.guest_groups import PREFIX, Groups, groups_of, v1_groups, v2_groups
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.partition_watchdog import Watchdog
 from rose_executor.partition_watchdog_main import end_guests
+from rose_executor.process_birth import birth_ticks
 
+NO_GROUPS = Groups("v2", Path("/none"), None, (), "", "", "")
 OWNER = Path(__file__).with_name("partition_owner_main.py")
 
 
@@ -186,6 +190,28 @@ def test_a_guest_is_known_by_its_birth_whatever_the_machines_date_does(monkeypat
         assert guest.wait(DEADLINE_S) == -signal.SIGKILL
     finally:
         watchdog.close()
+        guest.kill()
+        guest.wait()
+
+
+def test_a_watchdog_whose_words_nobody_reads_any_more_ends_its_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest, (read, write) = sleeper(), os.pipe()
+    os.close(read)
+    troubles = [ClusterError("a group is busy")]
+
+    def busy(*_: object) -> None:
+        if troubles:
+            raise troubles.pop()
+
+    monkeypatch.setattr(partition_watchdog_main, "sweep", busy)
+    try:
+        with os.fdopen(write, "w", buffering=1) as closed, monkeypatch.context() as alone:
+            alone.setattr(sys, "stderr", closed)
+            end_guests({guest.pid: birth_ticks(guest.pid)}, NO_GROUPS, lambda pids: None)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), closed.fileno())
+        assert not troubles
+        assert guest.wait(DEADLINE_S) == -signal.SIGKILL
+    finally:
         guest.kill()
         guest.wait()
 

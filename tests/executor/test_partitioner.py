@@ -283,9 +283,10 @@ def test_a_machine_without_groups_is_served_by_the_idle_class_and_told_so(tmp_pa
     assert v2_groups(OwnGroups({}, tmp_path)) is None
 
 
-def test_cores_that_are_not_there_are_refused() -> None:
-    with pytest.raises(ClusterError, match=r"cores \[4095\] cannot be used"):
-        pick_partitioner([4095])
+@pytest.mark.parametrize("core", [4095, -1, 2**31, 10**30])
+def test_cores_that_are_not_there_are_refused(core: int) -> None:
+    with pytest.raises(ClusterError, match=rf"cores \[{core}\] cannot be used"):
+        pick_partitioner([core])
 
 
 def test_an_executor_may_run_beside_the_cores_that_it_shares_out(busy: Busy) -> None:

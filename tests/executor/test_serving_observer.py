@@ -236,13 +236,17 @@ def test_no_page_does_harm_and_what_it_does_not_say_is_unknown(tmp_path: Path, o
     asyncio.run(check())
 
 
-def test_a_server_that_is_not_there_is_unknown_until_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("server", "words"), [("127.0.0.1:1", "127.0.0.1:1"), ("a..b", "idna"), (f"{70 * 'a'}", "idna")]
+)
+def test_a_server_that_is_not_there_is_unknown_until_it_is(tmp_path: Path, server: str, words: str) -> None:
     async def check() -> None:
         claim_quota(tmp_path / "board").close()
-        observer = ServingObserver("http://127.0.0.1:1/metrics", tmp_path / "board", WaitBoard())
+        observer = ServingObserver(f"http://{server}/metrics", tmp_path / "board", WaitBoard())
         running = asyncio.create_task(observer.run())
         async with asyncio.timeout(LONG_S):
-            while "127.0.0.1:1" not in observer.trouble:
+            while words not in observer.trouble:
+                assert not running.done()
                 await asyncio.sleep(0.005)
         assert not running.done()
         running.cancel()

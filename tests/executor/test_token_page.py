@@ -183,6 +183,7 @@ def test_stays_readable_after_the_file_is_gone(tmp_path: Path) -> None:
         (b"", "has 0 bytes"),
         (b"ROSEPAGE", "has 8 bytes"),
         (b"x" * 4096, "magic"),
+        (b"x" * 4097, "has 4097 bytes"),
         (b"ROSEPAGE" + (99).to_bytes(8, "little") + bytes(4096), "layout 99"),
         (b"ROSEPAGE" + (1).to_bytes(8, "little") + (40).to_bytes(8, "little") + bytes(1024), "40 slots"),
         (b"ROSEPAGE" + (1).to_bytes(8, "little") + bytes(112), "0 slots"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -141,6 +142,25 @@ def test_writes_that_fail_are_counted_told_once_and_survived(
         blocker.rmdir()
     assert written(run).write_failures >= 3
     assert len([record for record in caplog.records if "status cannot be written" in str(record.msg)]) == 1
+
+
+def test_a_disk_that_can_be_read_alone_does_not_end_the_writing(
+    run: Run, waits: WaitBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(status, "WRITE_EVERY_S", 0.001)
+    monkeypatch.setattr(status, "HEARTBEAT_S", 0.0)
+    with StatusBoard(run, waits) as board:
+        with monkeypatch.context() as read_only:
+            read_only.setattr(Path, "write_text", refuses)
+            read_only.setattr(Path, "unlink", refuses)
+            deadline_s = time.monotonic() + 30.0
+            while board.write_failures < 3 and time.monotonic() < deadline_s:
+                time.sleep(0.001)
+        assert board._thread.is_alive()
+    assert written(run).write_failures >= 3
 
 
 def test_closing_twice_and_closing_unstarted_are_harmless(run: Run, waits: WaitBoard) -> None:
