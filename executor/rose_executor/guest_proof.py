@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from rose.errors import ContractError, DeadlineExceeded, EngineError, TransferError
+from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError, TransferError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.known_answers import TOLERANCE_NATS, Comparison, compare
@@ -82,7 +82,23 @@ class GuestProof:
             )
         else:
             await self._check(live, answer, runs)
-        self._set_apart(live.incarnation)
+        await self._keep_apart(live.incarnation)
+
+    async def _keep_apart(self, incarnation: str) -> None:
+        """However long the disk has no room: that is no fault of the guest's."""
+        proven = self.words
+        while True:
+            try:
+                self._set_apart(incarnation)
+            except ClusterError as error:
+                if self.words[0] != "waits":
+                    log.warning("the guest is not offered yet", incarnation=incarnation, why=str(error))
+                self.words = ("waits", str(error))
+                with self._waits.waiting("room for its counts", "guest", _AGAIN_S):
+                    await asyncio.sleep(_AGAIN_S)
+            else:
+                self.words = proven
+                return
 
     async def _known(self, receiver: Receiver, runs: Offer) -> tuple[KnownAnswer | None, str]:
         """The answer of a version, or why there is none. However long who knows is away."""

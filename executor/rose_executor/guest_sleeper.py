@@ -137,7 +137,7 @@ class GuestSleeper:
         try:
             if await self._guest.computes():
                 self.presence.step(Up(), self._now())
-        except (EngineError, DeadlineExceeded) as error:
+        except (EngineError, ClusterError, DeadlineExceeded) as error:
             log.warning("how long the guest takes to wake was not measured", why=str(error))
 
     async def _forget_question(self) -> None:

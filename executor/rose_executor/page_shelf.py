@@ -61,12 +61,12 @@ class PageShelf:
     def set_apart(self, incarnation: str) -> None:
         """What its page counts so far was generated for nobody but its owner.
 
-        Raises EngineError if that cannot be kept for the next owner of the folder, or there is no page.
+        Raises ClusterError if that cannot be kept for the next owner of the folder, EngineError if there is no page.
         """
         self._keep_apart(incarnation, self._page(incarnation).total())
 
     def set_more_apart(self, incarnation: str, tokens: int) -> None:
-        """So many more of its tokens were generated for nobody but its owner. Raises EngineError as `set_apart`."""
+        """So many more of its tokens were generated for nobody but its owner. Raises as `set_apart`."""
         self._keep_apart(incarnation, self._apart.get(incarnation, 0) + tokens)
 
     def _keep_apart(self, incarnation: str, tokens: int) -> None:
@@ -74,7 +74,7 @@ class PageShelf:
         try:
             write_whole(path, f"{tokens}\n".encode("ascii"))
         except OSError as error:
-            raise EngineError(f"{path} cannot be written: {error.strerror}", to_do="make room there") from error
+            raise ClusterError(f"{path} cannot be written: {error.strerror}", to_do="make room there") from error
         self._apart[incarnation] = tokens
 
     def _page(self, incarnation: str) -> PageReader:

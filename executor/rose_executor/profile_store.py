@@ -19,7 +19,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rose.errors import ClusterError, ConfigError, EngineError
+from rose.errors import ClusterError, ConfigError, EngineError, RoseError
+from rose.logs import logger
 from rose.small_file import read_small_file
 from rose_executor.profile_key import ProfileKey
 from rose_executor.step_profile import ProfileState, StepProfile
@@ -29,6 +30,7 @@ FORMAT: Final = 1
 _FILE_BYTES_MAX = 1 << 16
 _EXPECTED = "a step profile as `rose profile` writes it"
 _ROUNDING = 1e-3
+log = logger("profiles")
 _TO_DO = "remove it, or make it anew: rose profile MODEL"
 
 _Part = Annotated[float, Field(ge=0, le=3600)]
@@ -127,6 +129,17 @@ class ProfileStore:
 def read_profile(path: Path) -> StepProfile:
     """Of whatever key. Raises ConfigError if the file is damaged."""
     return _profile(_read(path))
+
+
+def begun_profile(path: Path | None) -> StepProfile:
+    """What an engine begins with: one that nobody has kept, or that is damaged by now, knows nothing yet."""
+    if path is None or not path.exists():
+        return StepProfile()
+    try:
+        return read_profile(path)
+    except RoseError as error:
+        log.warning("a kept step profile is of no use, the engine begins without", path=str(path), why=str(error))
+        return StepProfile()
 
 
 def _profile(found: _File) -> StepProfile:

@@ -32,7 +32,7 @@ from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_board import GuestBoard
 from rose_executor.guest_trail import GuestTrail
 from rose_executor.kv_keeping import Keeping
-from rose_executor.profile_store import read_profile
+from rose_executor.profile_store import begun_profile
 from rose_executor.quota import StarvedWatch
 from rose_executor.stalled import Stalled
 from rose_executor.step_clock import step_clock
@@ -62,9 +62,7 @@ class QuotaKeeping(Keeping):
         # Without the null block, which is never anybody's.
         blocks = self._guest_pool.num_gpu_blocks - 1
         limits = Quota(blocks, self.max_num_scheduled_tokens, self.max_num_active_reqs, gate_open=True)
-        known = env.step_profile is not None and env.step_profile.exists()
-        profile = read_profile(env.step_profile) if known else None  # type: ignore[arg-type]
-        self._guest_admission = GuestAdmission(limits, time.monotonic(), profile)
+        self._guest_admission = GuestAdmission(limits, time.monotonic(), begun_profile(env.step_profile))
         self._guest_meter = StepMeter(step_clock(self.vllm_config))  # type: ignore[attr-defined]
         self._guest_trail = GuestTrail(env.step_log)
         self._guest_stalled = Stalled()

@@ -29,7 +29,7 @@ from rose_executor.board_states import ServingState
 from rose_executor.engine_env import serving_board, serving_profile
 from rose_executor.kept_half import KeptHalf
 from rose_executor.probe_cost import ProbeCost
-from rose_executor.profile_store import read_profile
+from rose_executor.profile_store import begun_profile
 from rose_executor.serving_steps import ServingSteps
 
 _BEAT_EARLY_S = 0.005
@@ -155,11 +155,8 @@ class ServingProbe(StatLoggerBase):  # type: ignore[misc]
         if self._steps is None:
             # Without the null block, which is never anybody's.
             cache = self._config.cache_config
-            path = serving_profile()
-            profile = None if path is None else read_profile(path)
-            self._steps = ServingSteps(
-                max(0, (cache.num_gpu_blocks or 1) - 1), time.monotonic(), cache.block_size, profile
-            )
+            blocks, profile = max(0, (cache.num_gpu_blocks or 1) - 1), begun_profile(serving_profile())
+            self._steps = ServingSteps(blocks, time.monotonic(), cache.block_size, profile)
         return self._steps
 
     def _keep_beating(self) -> None:

@@ -210,7 +210,7 @@ async def test_where_nothing_can_be_set_apart_that_is_an_error(tmp_path: Path, m
     async with told(tmp_path) as (client, shelf):
         PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 3)
         monkeypatch.setattr(page_shelf, "write_whole", full)
-        with pytest.raises(EngineError, match="No space left on device"):
+        with pytest.raises(ClusterError, match="No space left on device"):
             shelf.set_apart(LIFE)
         assert (await client.counts(LIFE)).total_tokens == 3
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rose.errors import ContractError, DeadlineExceeded, EngineError, TransferError
+from rose.errors import ClusterError, ContractError, DeadlineExceeded, EngineError, TransferError
 from rose.records import Finish, VersionSpan
 from rose.waits import WaitBoard
 from rose_executor import guest_proof
@@ -258,8 +258,25 @@ async def test_a_publisher_that_refuses_is_raised() -> None:
 
 
 @in_loop
-async def test_a_guest_whose_own_tokens_cannot_be_set_apart_is_not_offered() -> None:
+async def test_a_guest_whose_own_tokens_cannot_be_set_apart_is_offered_once_they_can(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guest_proof, "_AGAIN_S", 0.01)
     scene = Scene(RIGHT)
-    scene.full = EngineError("cannot be written: No space left on device")
-    with pytest.raises(EngineError, match="No space left"):
+    scene.full = ClusterError("cannot be written: No space left on device")
+    proving = asyncio.ensure_future(scene.prove())
+    while scene.proof.words[0] != "waits":
+        await asyncio.sleep(0.001)
+    assert "No space left" in scene.proof.words[1]
+    assert [wait.what for wait in scene.waits.snapshot()] == ["room for its counts"]
+    scene.full = None
+    await proving
+    assert (scene.proof.words[0], scene.apart) == ("proven", ["a1"])
+
+
+@in_loop
+async def test_a_guest_without_a_page_is_replaced() -> None:
+    scene = Scene(RIGHT)
+    scene.full = EngineError("there is no page")
+    with pytest.raises(EngineError, match="no page"):
         await scene.prove()
