@@ -1,7 +1,7 @@
 """A real block pool of vLLM whose free queue keeps prefixes, against a plain one and books of its own: `main.py SEEDS`.
 
-Trajectories take turns at random: each turn finds what is still cached of its prefix, takes new blocks for the rest, and
-frees all in the end, kept or not.
+Trajectories take turns at random: each turn finds what is still cached of its prefix, takes new blocks for the rest,
+and frees all in the end, kept or not.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ class World:
         in_use = {block.block_id for blocks in self.running.values() for block in blocks}
         free = [block.block_id for block in self.queue.get_all_free_blocks()]
         assert len(free) == len(set(free)) == self.queue.num_free_blocks == self.pool.get_num_free_blocks()
-        assert in_use.isdisjoint(free) and len(in_use) + len(free) == BLOCKS
+        assert in_use.isdisjoint(free)
+        assert len(in_use) + len(free) == BLOCKS
         assert self.queue.kept_free_blocks <= self.queue.num_free_blocks
         for name, kept in self.queue._kept.items():
             assert kept.blocks, f"{name} is kept without a block"
             # What is kept is still what it was: nobody has computed anything else there.
             for at, (block_id, block) in enumerate(kept.blocks.items()):
-                assert block.block_id == block_id and block.block_hash == self.hash_of(name, at)
+                assert (block.block_id, block.block_hash) == (block_id, self.hash_of(name, at))
         assert set(self.queue._names) == {one for kept in self.queue._kept.values() for one in kept.blocks}
 
 

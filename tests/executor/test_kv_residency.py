@@ -31,7 +31,7 @@ def test_whatever_is_asked_of_the_queue_its_books_are_right(rig: Any, tmp_path: 
 
 
 class Engine:
-    """One with room for four prompts and some blocks; `found` says how many tokens of prompts it has found in its cache so far."""
+    """One with room for four prompts and some blocks. `found` counts the tokens of prompts that were in its cache."""
 
     def __init__(self, rig: Any) -> None:
         self._rig = rig
