@@ -40,9 +40,14 @@ class Residing:
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         done = super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
-        if done and self._residing is not None:
-            self._residing.forget_all()
+        if done:
+            self.forget_kept()
         return done
+
+    def forget_kept(self) -> None:
+        """Nothing that is cached now will be asked for again."""
+        if self._residing is not None:
+            self._residing.forget_all()
 
     def _keep(self, residing: ResidentQueue, request: Any) -> None:
         now_s = time.monotonic()
@@ -52,7 +57,8 @@ class Residing:
         if now_s >= self._residing_expire_at_s:
             self._residing_expire_at_s = now_s + _EXPIRE_EVERY_S
             residing.expire(now_s)
-        if said.name and request.status in _ANSWERED:
+        # Behind keys and values of an old version it is found by this very request alone (`kept_kv`).
+        if said.name and request.status in _ANSWERED and request.cache_salt is None:
             groups = self.kv_cache_manager.get_blocks(request.request_id).blocks  # type: ignore[attr-defined]
             cached = [one for one in itertools.chain(*groups) if one.block_hash is not None and not one.is_null]
             residing.keep(said.name, said.rank, now_s + said.seconds, cached)
