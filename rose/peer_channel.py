@@ -47,7 +47,7 @@ class PeerChannel:
         self._make_stub = make_stub
         self._call_s = call_s
         self._options = (*RECONNECT, *options)
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._open()
 
     def renew(self) -> bool:
@@ -59,16 +59,18 @@ class PeerChannel:
         old = self._channel
         self._open()
         closing = asyncio.create_task(_closed(old, self._call_s), name="an old channel's last calls")
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._closing[closing] = old
+        closing.add_done_callback(self._closing.pop)
         return True
 
     async def close(self) -> None:
         """Cut every call that is under way."""
-        for closing in self._closing:
-            closing.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
-        await self._channel.close()
+        closing, channels = tuple(self._closing), (*self._closing.values(), self._channel)
+        for task in closing:
+            task.cancel()
+        await asyncio.gather(*closing, return_exceptions=True)
+        for channel in channels:  # a task that was cancelled before it began has closed nothing
+            await channel.close()
 
     def _open(self) -> None:
         if self._certificates is None:

@@ -82,7 +82,8 @@ class AgentFigures:
     def show(self, watch: GuestWatch, life: GuestLife | None, lent: Lent, lender: Lender, tokens: int) -> None:
         """Once a moment."""
         now_s = time.monotonic()
-        serving = None if watch.seen is None else watch.seen.serving.state
+        # Without a board to look at, what was seen last is not what is there.
+        serving = None if watch.seen is None or watch.trouble else watch.seen.serving.state
         guest = None if watch.seen is None else watch.seen.guest.state
         self._show_engine("serving", serving, now_s)
         if guest is None and life is not None:

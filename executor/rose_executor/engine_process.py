@@ -56,7 +56,7 @@ class EngineProcess:
         self._launcher = launcher
         self._waits = waits
         self._host = host
-        self._killing: asyncio.Task[None] | None = None
+        self._killing: dict[Child, asyncio.Task[None]] = {}
         self._not_thawed = ""
         self._child: Child | None = None
         self._log = ChildLog(settings.log_path)
@@ -185,10 +185,13 @@ class EngineProcess:
         """SIGKILL the process group of the live incarnation, if there is one; a guest's as soon as it is released."""
         if not self.alive:
             return
+        child = self._started()
         if self._host is None:
-            self._started().signal(signal.SIGKILL)
-        elif self._killing is None or self._killing.done():
-            self._killing = asyncio.create_task(self._kill_guest(self._host, self._started()), name="end of a guest")
+            child.signal(signal.SIGKILL)
+        elif child not in self._killing:  # that of one before it may still wait for its release
+            killing = asyncio.create_task(self._kill_guest(self._host, child), name="end of a guest")
+            self._killing[child] = killing
+            killing.add_done_callback(lambda _: self._killing.pop(child))
 
     async def _kill_guest(self, host: GuestHost, child: Child) -> None:
         try:

@@ -172,7 +172,9 @@ class _Program:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _tier(self, serving: ServingState | None) -> TierNow:
-        seen, why = self._watch.seen, "" if self._observer is None else self._observer.trouble
+        seen, why = self._watch.seen, self._watch.trouble
+        if not why and self._observer is not None:
+            why = self._observer.trouble
         serving_kv = None if seen is None else seen.serving_kv.state
         memory = memory_now(self._watch.rules.kv.figures(time.monotonic()), serving_kv)
         return tier_now(serving, self._partitioner.describe(), memory, why)

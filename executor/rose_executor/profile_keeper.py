@@ -5,12 +5,14 @@ Invariants
   change, and the margin that makes up for it is not kept.
 - A disk that fails ends nothing: it is `trouble`, for the status to show, and tried again. Anything else that fails
   ends `run`, and is its owner's to raise.
-- The event loop waits for the disk at the end alone.
+- The event loop waits for the disk at the end alone. What was learnt last is what stays, also where `run` was cancelled
+  while it wrote.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import NoReturn
 
 from rose.errors import RoseError
@@ -33,6 +35,7 @@ class ProfileKeeper:
         self._key = key
         self._profile = profile
         self._kept_steps = profile.steps
+        self._writing = threading.Lock()
 
     async def run(self, every_s: float = SAVE_EVERY_S) -> NoReturn:
         """Until cancelled. Sleeping between two times is no wait for anybody, so it has no deadline."""
@@ -53,6 +56,11 @@ class ProfileKeeper:
         return self._profile.state() if learnt and self._profile.drifted is None else None
 
     def _keep(self, state: ProfileState) -> None:
+        with self._writing:
+            if state.steps > self._kept_steps:
+                self._put(state)
+
+    def _put(self, state: ProfileState) -> None:
         try:
             self._store.keep(self._key, state)
         except RoseError as error:

@@ -8,6 +8,7 @@ kernel has in memory, where a call takes a microsecond.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -33,10 +34,12 @@ class QuickReader:
 
 
 def write_at(fd: int, data: bytes, offset: int) -> None:
-    """All of it in one call. Raises OSError."""
+    """All of it in one call. Raises OSError, also where the file system took a part alone: it has no room for more."""
     written = _libc.pwrite(fd, data, len(data), offset)
     if written < 0:
         raise _error()
+    if written < len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _error() -> OSError:

@@ -9,8 +9,8 @@ but by what one in ten exceeds.
     below one in the band       yes, faster         1
 
 Invariants
-- The margin is from 1 to `MARGIN_MAX`. It widens with the seventh slow step at the latest, and narrows as soon as the
-  profile has learnt, before the old ratios have left the window.
+- The margin is from 1 to `MARGIN_MAX`. It widens with the seventh slow step at the latest, of those that it is told of
+  (see `step_sampling`), and narrows as soon as the profile has learnt, before the old ratios have left the window.
 - What drifted has drifted until the quantile is well inside the band again: nobody is told the same thing twice.
 """
 

@@ -237,10 +237,13 @@ class EngineSupervisor:
             await self._waits.within(
                 self._at_rest.wait(), "end of its supervision", self.engine_id, _STOP_TIMEOUT_S, boundary="engine"
             )
-        await self._process.stop()
-        if self._live is not None:
-            self._live.dead.set()
-            self._live = None
+        try:
+            await self._process.stop()
+        finally:
+            # Whoever holds it hears so even where it does not end.
+            if self._live is not None:
+                self._live.dead.set()
+                self._live = None
         self._told("ended", "")
 
     def _kill(self, incarnation: str, why: str) -> None:

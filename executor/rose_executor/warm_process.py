@@ -196,8 +196,8 @@ class WarmProcess:
             return await self._waits.within(
                 reply, "fork", "warm process", _FORK_TIMEOUT_S, boundary="engine", to_do=f"see {self._log.path}"
             )
-        except asyncio.CancelledError:
-            # Whoever asked may have been cancelled between the answer and its own next turn.
+        except BaseException:
+            # Whoever asked may have been cancelled, or late, between the answer and its own next turn.
             if reply.done() and not reply.cancelled() and reply.exception() is None:
                 reply.result().signal(signal.SIGKILL)
             raise

@@ -23,7 +23,7 @@ from rose.status import StatusBoard
 from rose.waits import WaitBoard
 from rose_executor.agent import SHOW_EVERY_S, UNSEEN_S, Agent
 from rose_executor.agent_figures import AgentFigures
-from rose_executor.board import QUOTA, BoardReader
+from rose_executor.board import QUOTA, SERVING, BoardReader, HalfWriter
 from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
@@ -277,6 +277,27 @@ def test_a_starved_guest_is_named_and_counted_at_the_next_look(folder: Path, tin
     assert shown(GuestState(steps=3, running=2, starvations=1))[::2] == ("lent", 1)
     # From the board's word to the executor's own page and metrics.
     assert LOOK_S + SHOW_EVERY_S < 1.0
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_without_a_board_the_tier_is_what_nobody_sees(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+
+    def shown() -> tuple[str, str, float | None]:
+        scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
+        running = scene.metrics.registry.get_sample_value("rose_executor_requests", {"who": "serving"})
+        return part(scene, "serving")[0], part(scene, "tier")[0], running
+
+    with closing(HalfWriter(folder / "board", SERVING)) as serving:
+        serving.write(ServingState(steps=9, running=2, decoding=2, stepped_at_s=time.monotonic()))
+        assert scene.watch.look()
+    assert shown() == ("serving", "board", 2)
+    (folder / "board").unlink()
+    (folder / "board").mkdir()
+    scene.watch._whole_at_s = 0.0
+    assert not scene.watch.look()
+    assert shown() == ("unknown", "unseen", None)
     scene.watch.close()
     scene.shelf.close()
 

@@ -73,6 +73,17 @@ def test_a_step_under_way_counts_by_what_it_is_expected_to_cost() -> None:
     assert made.allowed.tokens_per_step == pytest.approx(10, abs=1)
 
 
+def test_steps_of_a_kind_that_take_turns_with_others_are_followed_long_after_the_first_ones() -> None:
+    made, now_s = admission(ASKING, IDLE), 10.0
+    for factor in (1.0, 3.0):
+        for _ in range(3000):
+            for tokens, seconds in ((5, 0.001), (40, factor * 0.002)):
+                now_s += seconds
+                made.computed(StepShape(tokens), seconds, now_s)
+        assert made.profile.seconds(StepShape(40)) == pytest.approx(factor * 0.002, rel=0.2)
+    assert made.profile.steps < 2000
+
+
 numbers = st.integers(-(2**62), 2**62)
 seconds = st.floats(-1e9, 1e9, allow_nan=False)
 

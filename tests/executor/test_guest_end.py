@@ -220,6 +220,40 @@ def test_a_release_that_takes_too_long_is_not_waited_for(
     ending(tmp_path, tiny_model, Slow(), body)
 
 
+def test_a_guest_is_killed_though_the_one_before_it_is_not_released_yet(tmp_path: Path, tiny_model: Path) -> None:
+    released = threading.Event()
+
+    class SlowAtFirst(Host):
+        def release(self, pid: int) -> None:
+            self._note("release")
+            if len(self.told) == 1:
+                released.wait(DEADLINE_S)
+
+    host = SlowAtFirst()
+
+    async def body(process: EngineProcess) -> None:
+        process.kill()
+        while not host.told:
+            await asyncio.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        await asyncio.wait_for(process.wait_dead(), DEADLINE_S)
+        first = process.pid
+        starting = asyncio.create_task(process.start(1))
+        while process.pid == first:
+            await asyncio.sleep(0.01)
+        process.kill()
+        try:
+            await asyncio.wait_for(process.wait_dead(), 3.0)
+            assert not released.is_set()
+        finally:
+            released.set()
+            process.kill()
+            await asyncio.gather(starting, return_exceptions=True)
+
+    ending(tmp_path, tiny_model, host, body)
+    assert [what for what, _ in host.told].count("release") == 2
+
+
 def test_an_engine_that_is_nobodys_guest_is_killed_at_once(tmp_path: Path, tiny_model: Path) -> None:
     async def body(process: EngineProcess) -> None:
         os.kill(process.pid, signal.SIGSTOP)

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -266,3 +267,29 @@ def test_a_disk_that_fails_ends_nothing_and_is_tried_again(
     monkeypatch.undo()
     asyncio.run(ran(keeper, lambda: not keeper.trouble))
     assert store.find(KEY) is not None
+
+
+def test_what_is_saved_at_the_end_stays_though_an_older_state_is_still_being_written(
+    store: ProfileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = taught()
+    keeper = ProfileKeeper(store, KEY, profile)
+    profile.saw(PROBE, 0.02, 99.0)
+    begun, goes_on, write = threading.Event(), threading.Event(), profile_store.write_whole
+
+    def slow_at_first(path: Path, data: bytes) -> None:
+        if not begun.is_set():
+            begun.set()
+            goes_on.wait(60)
+        write(path, data)
+
+    async def end() -> None:
+        await ran(keeper, begun.is_set)
+        profile.saw(PROBE, 0.02, 100.0)
+        threading.Timer(0.2, goes_on.set).start()
+        keeper.save()
+        goes_on.set()
+
+    monkeypatch.setattr(profile_store, "write_whole", slow_at_first)
+    asyncio.run(end())
+    assert asdict(state(profile)) == asdict(state(store.find(KEY) or StepProfile()))

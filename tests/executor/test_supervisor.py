@@ -340,6 +340,24 @@ def test_after_stop_the_incarnation_counts_as_dead_and_nobody_restarts_it(tmp_pa
     assert bench.restarts == []
 
 
+def test_who_holds_an_engine_that_does_not_end_hears_that_it_is_over(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    end = bench.process.stop
+
+    async def hangs() -> None:
+        bench.process.stop = end  # type: ignore[method-assign]
+        raise DeadlineExceeded("it does not end", boundary="engine")
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        bench.process.stop = hangs  # type: ignore[method-assign]
+        with pytest.raises(DeadlineExceeded):
+            await bench.supervisor.stop()
+        assert engine.dead.is_set()
+
+    bench.run(body)
+
+
 @pytest.mark.parametrize("failures", [[], [EngineError("no memory")] * 3], ids=["starts", "fails"])
 @pytest.mark.parametrize("turns", range(8))
 def test_stop_may_come_at_any_moment_of_a_start(turns: int, failures: list[Exception | None], tmp_path: Path) -> None:

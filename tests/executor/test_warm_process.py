@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rose.errors import ClusterError, EngineError
+from rose.errors import ClusterError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
 from rose_executor import warm_main, warm_process
 from rose_executor.launcher import Child, Command, Launcher, LauncherDied, SpawnLauncher
@@ -151,6 +151,26 @@ def test_a_child_whose_launch_is_cancelled_is_ended(
         await asyncio.sleep(0)
         children.extend(warm._children.values())
         (child,) = children
+        assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
+
+    with_warm(tmp_path, body)
+
+
+def test_a_child_whose_answer_comes_as_its_time_is_up_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_process, "_FORK_TIMEOUT_S", 0.5)
+
+    async def body(warm: WarmProcess) -> None:
+        receive = warm._receive
+
+        def heard_late(message: dict[str, object]) -> None:
+            time.sleep(0.6)  # the loop's next turn has the answer, and right behind it the end of its time
+            asyncio.get_running_loop().call_soon(receive, message)
+
+        monkeypatch.setattr(warm, "_receive", heard_late)
+        with pytest.raises(DeadlineExceeded, match="no fork after"):
+            await warm.launch(family(tmp_path))
+        monkeypatch.setattr(warm, "_receive", receive)
+        (child,) = warm._children.values()
         assert await asyncio.wait_for(child.wait(), DEADLINE_S) == -signal.SIGKILL
 
     with_warm(tmp_path, body)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from rose.driver.virtual import SimulationFailed
+from rose.errors import ContractError
 from rose.ledger import EngineCounted, LedgerEvent, RequestEnded, TokenLedger
 from rose.simulator.coserving import executor, player
 from rose.simulator.coserving.board import SimulatedBoard
@@ -28,7 +29,7 @@ from rose_executor.lending import Lent
 from rose_executor.slack import SlackAdmission
 from rose_executor.step_profile import StepProfile
 from rose_scheduler.engines import Engine, Engines
-from rose_scheduler.events import Grant, Health, Lapse, PlacementAction, PlacementEvent
+from rose_scheduler.events import Grant, Health, Lapse, LeaseAsked, PlacementAction, PlacementEvent
 from rose_scheduler.leases import Lease, Leases
 from rose_scheduler.placement import Placement
 from rose_scheduler.trajectories import Trajectory
@@ -41,6 +42,8 @@ def first_failure(world: Callable[[int], CoservingWorld], name: str) -> Simulati
         try:
             world(seed).run()
         except SimulationFailed as failure:
+            if not isinstance(failure.__cause__, ContractError | None):
+                raise  # a bug of the planted code's own, which proves nothing of the world
             return failure
     pytest.fail(f"{name} survived {SEEDS} seeds")
 
@@ -51,7 +54,7 @@ def first_failure(world: Callable[[int], CoservingWorld], name: str) -> Simulati
 class LeavesTheGateOpen(GuestRules):
     def step(self, event: Looked, now: float) -> Sequence[Write | Freeze]:
         return [
-            Write(replace(action.quota, tokens_per_step=8, active_seqs=8, gate_open=True))
+            Write(action.quota._replace(tokens_per_step=8, active_seqs=8, gate_open=True))
             if isinstance(action, Write)
             else action
             for action in super().step(event, now)
@@ -111,7 +114,7 @@ def _counts_no_wait(patch: pytest.MonkeyPatch) -> None:
     real = slack.slack_s
 
     def blind(serving: ServingState | None, slo: Slo, now_s: float, **computed: float) -> float:
-        seen = None if serving is None else replace(serving, unanswered=0, stepped_at_s=now_s)
+        seen = None if serving is None else serving._replace(unanswered=0, stepped_at_s=now_s)
         return real(seen, slo, now_s, **computed)
 
     patch.setattr(slack, "slack_s", blind)
@@ -156,7 +159,7 @@ def _computes_behind_the_gate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _takes_more_than_its_quota(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(guest_admission, "within", lambda quota, limits: replace(limits, gate_open=quota.gate_open))
+    patch.setattr(guest_admission, "within", lambda quota, limits: limits._replace(gate_open=quota.gate_open))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +186,8 @@ def test_a_guest_that_costs_serving_too_much(
 
 
 class TakesAnyVersion(Placement):
-    def _pick(self, trajectory: Trajectory | None, min_version: int) -> Engine | None:
-        return super()._pick(trajectory, 0)
+    def _pick(self, trajectory: Trajectory | None, asked: LeaseAsked) -> Engine | None:
+        return super()._pick(trajectory, replace(asked, min_version=0))
 
 
 class GrantsAnew(Placement):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rose.driver.virtual import SimulationFailed
+from rose.errors import ContractError
 from rose.ledger import (
     Account,
     EngineCounted,
@@ -50,6 +51,7 @@ from rose_transfer.transport.client_events import (
     Cancelled,
     ClientEvent,
     Connect,
+    Drop,
     Fetched,
     Grown,
     WatchAsked,
@@ -300,7 +302,7 @@ class EndsAFetchTwice(Session):
 
 class NeverConnectsAgain(Session):
     def says(self, action: Any) -> Sequence[Any]:
-        return [] if isinstance(action, Connect) and action.link > 3 else [action]
+        return [] if isinstance(action, Connect | Drop) and action.link > 3 else [action]
 
 
 class GoesOnWithWhatIsCancelled(Session):
@@ -337,6 +339,8 @@ def _first_failure(world: Callable[[int], World], name: str) -> SimulationFailed
         try:
             world(seed).run()
         except SimulationFailed as failure:
+            if not isinstance(failure.__cause__, ContractError | None):
+                raise  # a bug of the planted code's own, which proves nothing of the world
             return failure
     pytest.fail(f"{name} survived {SEEDS} seeds")
 
