@@ -19,13 +19,14 @@ from rose_executor.engine_env import EngineEnv
 from rose_executor.page_writer import PageWriter
 from rose_executor.request_id import external_request_id
 from rose_executor.request_log import log_ended
+from rose_executor.residing import Residing
 
 # Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
 # readable until that many others have finished after them.
 _SLOTS_PER_SEQUENCE = 8
 
 
-class Counting:
+class Counting(Residing):
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -64,7 +65,7 @@ class Counting:
             set_back=request.num_preemptions,
             why=str(request.get_finished_reason()),
         )
-        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+        return super()._free_request(request, *args, **kwargs)
 
 
 class CountingScheduler(Counting, Scheduler):  # type: ignore[misc]

@@ -27,6 +27,7 @@ def rekey(scheduler: Any, version: int) -> str:
     pool.cached_block_hashes_by_block.clear()
     for block in pool.blocks:
         block.reset_hash()
+    scheduler.forget_kept()
     for request in scheduler.running:
         salt = f"{version} {request.request_id}"
         request.cache_salt = salt

@@ -105,7 +105,7 @@ class QuotaKeeping(Keeping):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         # The pool refuses as long as not all of its blocks are free.
         with self._without_quota():
-            return super().reset_prefix_cache(*args, **kwargs)  # type: ignore[misc]
+            return super().reset_prefix_cache(*args, **kwargs)
 
     def _look(self) -> None:
         now_s = time.monotonic()

@@ -23,6 +23,7 @@ import aiohttp
 from rose.errors import EngineError
 from rose.records import Finish, VersionSpan
 from rose.waits import WaitBoard
+from rose_executor.keep_prefix import Keep
 
 _EVENT_BYTES_MAX = 4 * 2**20
 _CONNECT_TIMEOUT_S = 10.0
@@ -110,12 +111,15 @@ class TokenRoute:
         temperature: float,
         stop_token_ids: Sequence[int],
         top_logprobs: int = 0,
+        keep: Keep | None = None,
         on_tokens: Callable[[tuple[int, ...]], None] | None = None,
     ) -> RouteOutput:
         """Sample a continuation of `token_ids`; a stop token that ends it is part of it.
 
         `request_id` must be new to this incarnation: the token page counts by it. `on_tokens` is given the
-        new ids of each chunk. Log-probs are natural and of the distribution that was sampled from.
+        new ids of each chunk. Log-probs are natural and of the distribution that was sampled from. `keep` is what
+        becomes of the prefix in the engine's cache.
+
         Cancelling aborts the request in the engine. There is no seed: vLLM 0.32 on CPU dies of one whose prompt it
         computes in pieces.
 
@@ -129,6 +133,8 @@ class TokenRoute:
             "logprobs": top_logprobs,
             "detokenize": False,
         }
+        if keep is not None:
+            parameters["extra_args"] = keep.extra_args()
         body = {"request_id": request_id, "token_ids": list(token_ids), "sampling_params": parameters, "stream": True}
         received = _Received()
         try:

@@ -193,6 +193,7 @@ class Rollout:
         except _ContextFull as full:
             draft.fail(Outcome.TRUNCATED, full)
         finally:
+            self._sampler.over(task.trajectory_id)
             await episode.close()
 
     def _open(self, episode: OpenEpisode) -> tuple[Conversation, Delta]:
@@ -214,7 +215,8 @@ class Rollout:
 
     async def _turn(self, task: Task, draft: _Draft, index: int, conversation: Conversation, delta: Delta) -> str:
         asked = LeasedTurn(task.trajectory_id, task.group_id, index, len(draft.context), task.min_version)
-        sampled = await self._sampler.sample(asked, draft.context)
+        last = index + 1 == self._turns_max
+        sampled = await self._sampler.sample(asked, draft.context, last=last)
         draft.context.extend(sampled.output_ids)
         draft.turns.append(
             Turn(

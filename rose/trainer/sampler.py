@@ -6,6 +6,7 @@ Invariants
   count stamps with one version.
 - Every request is booked when it starts and when it ends; a broken one ends with the engine's own count, so tokens
   that never arrived, or that nobody can stamp, are *unreceived* and not forgotten.
+- The engine keeps the prefix of a trajectory that comes back for another turn: of groups that opened earlier longest.
 - Every attempt has a lease and a deadline. Those on the run's own engines are bounded; each lent incarnation gets one,
   and what lent engines lose counts for nothing: they may come and go as they like.
 """
@@ -23,7 +24,9 @@ from rose.logs import logger
 from rose.records import Finish, RequestPart, VersionSpan
 from rose.trainer.books import Books
 from rose.trainer.engines import Engines
+from rose.trainer.left_behind import LeftBehind
 from rose.trainer.turn_engine import TurnEngine
+from rose_executor.keep_prefix import Keep
 from rose_executor.token_page import RequestCount
 from rose_executor.token_route import EngineLost, RouteOutput
 from rose_scheduler.client import Lease, SchedulerClient, Turn
@@ -32,6 +35,8 @@ from rose_scheduler.events import LeaseOutcome
 log = logger("sampler")
 
 _MOMENT_S = 0.5
+_KEEP_S = 600.0
+"""For longer than that no environment is waited for without its prefix being somebody else's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +90,14 @@ class TurnSampler:
         self._engines = engines
         self._books = books
         self.settings = settings
+        self._left_behind = LeftBehind()
 
-    async def sample(self, asked: Turn, token_ids: list[int]) -> SampledTurn:
-        """Continue `token_ids` by one turn, for which `asked` is leased.
+    def over(self, trajectory_id: str) -> None:
+        """It takes no more turns: the engine that keeps its prefix hears of that with the next request that it gets."""
+        self._left_behind.over(trajectory_id)
+
+    async def sample(self, asked: Turn, token_ids: list[int], *, last: bool = False) -> SampledTurn:
+        """Continue `token_ids` by one turn, for which `asked` is leased; the trajectory's `last`, if that is known.
 
         Raises EngineError if an engine refuses the request, or the run's own lost the turn `attempts_max` times;
         SchedulerError if a lease is refused, DeadlineExceeded if there is none in time.
@@ -101,7 +111,8 @@ class TurnSampler:
             async with place as (engine, lease):
                 leased_s = time.monotonic()
                 self._books.start_request(request_id, asked.trajectory_id, engine)
-                part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids))
+                keep = self._keep(engine, lease, "" if last else asked.trajectory_id)
+                part = await self._attempt(engine, lease, request_id, prompt, len(turn.output_ids), keep)
             if lease.counts_address:
                 left.append(engine.incarnation)
             turn.extend(engine.engine_id, request_id, part)
@@ -142,8 +153,12 @@ class TurnSampler:
                 lease.outcome = LeaseOutcome.FAILED
             asked = replace(asked, avoid=(*asked.avoid, engine.incarnation))
 
+    def _keep(self, engine: TurnEngine, lease: Lease, trajectory_id: str) -> Keep:
+        forget = self._left_behind.on(engine.incarnation, trajectory_id)
+        return Keep(trajectory_id, lease.group_order, _KEEP_S, forget)
+
     async def _attempt(
-        self, engine: TurnEngine, lease: Lease, request_id: str, prompt: list[int], kept_tokens: int
+        self, engine: TurnEngine, lease: Lease, request_id: str, prompt: list[int], kept_tokens: int, keep: Keep
     ) -> RouteOutput:
         try:
             part = await engine.route.generate(
@@ -152,6 +167,7 @@ class TurnSampler:
                 max_tokens=self.settings.max_new_tokens - kept_tokens,
                 temperature=self.settings.temperature,
                 stop_token_ids=self.settings.stop_token_ids,
+                keep=keep,
             )
         except EngineLost as lost:
             lease.outcome = LeaseOutcome.FAILED

@@ -64,7 +64,8 @@ class Turn:
 class Lease:
     """A place for one turn, until `until_s` (`time.monotonic()`); `token` is what the engine is shown.
 
-    `counts_address` is where the engine's tokens are counted, empty for the run's own engines.
+    `counts_address` is where the engine's tokens are counted, empty for the run's own engines; `group_order` is
+    lower for a group that opened earlier.
 
     Whoever holds it sets `tokens`, how many were received, and may set `outcome`; by default that follows from how
     the body of the `async with` ends.
@@ -79,6 +80,7 @@ class Lease:
     until_s: float
     token: str = field(repr=False)
     counts_address: str = ""
+    group_order: int = 0
     tokens: int = 0
     outcome: LeaseOutcome | None = None
 
@@ -301,4 +303,5 @@ def _lease(lease_id: str, grant: Any) -> Lease:
         time.monotonic() + grant.hold_ms / 1000,
         grant.token,
         grant.counts_address,
+        grant.group_order,
     )

@@ -161,7 +161,10 @@ PlacementEvent = EngineOffered | EngineBeat | EngineGone | LeaseAsked | LeaseEnd
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The turn may be sent to `address` until `until_s`. `affine`: that engine holds the trajectory's prefix."""
+    """The turn may be sent to `address` until `until_s`. `affine`: that engine holds the trajectory's prefix.
+
+    `group_order` is lower for a group that opened earlier.
+    """
 
     lease_id: str
     trajectory_id: str
@@ -173,6 +176,7 @@ class Grant:
     affine: bool
     token: str = field(repr=False)
     counts_address: str = ""
+    group_order: int = 0
 
 
 @dataclass(frozen=True, slots=True)

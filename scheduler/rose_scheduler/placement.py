@@ -176,6 +176,8 @@ class Placement:
         asked, trajectory = lease.asked, lease.trajectory
         prefix = trajectory.prefix
         affine = prefix is not None and _holds(engine, prefix)
+        if self.trajectories.granted(trajectory.group):
+            self.line.rank(asked.group_id, trajectory.group.rank)
         grant = Grant(
             asked.lease_id,
             asked.trajectory_id,
@@ -187,13 +189,12 @@ class Placement:
             affine,
             asked.token,
             engine.counts_address,
+            trajectory.group.rank[1],
         )
         self.leases.grant(lease, engine, grant, now)
         self.engines.hold(engine, asked.lease_id)
         trajectory.prefix = Prefix(engine.engine_id, engine.incarnation, engine.weight_version)
         trajectory.note(now, "granted", asked.lease_id, engine.engine_id)
-        if self.trajectories.granted(trajectory.group):
-            self.line.rank(asked.group_id, trajectory.group.rank)
         return grant
 
     def _fill(self, engine: Engine, now: float) -> Iterator[Grant]:

@@ -149,6 +149,7 @@ def ask_reply(answer: Grant | Refuse | Expire, now: float) -> Any:
                     token=answer.token,
                     affine=answer.affine,
                     counts_address=answer.counts_address,
+                    group_order=answer.group_order,
                 )
             )
         case Refuse():

@@ -35,8 +35,18 @@ def test_a_turn_goes_to_an_engine_that_beats_with_a_token_and_a_term() -> None:
     (health, grant) = story.beat()[1:]
     assert isinstance(health, HealthChanged)
     assert (health.health, health.why) == (Health.HEALTHY, "was starting, and beats")
-    assert grant == Grant("a", "t-a", "e", "1", "at-e", 0, story.now + 60.0, False, "token a")
+    assert grant == Grant(
+        "a", "t-a", "e", "1", "at-e", 0, story.now + 60.0, False, "token a", group_order=grant.group_order
+    )
     assert only(EndAnswered, story.end("a")).verdict is EndVerdict.ENDED
+
+
+def test_a_group_that_opened_earlier_says_so_in_each_of_its_grants() -> None:
+    story = Story()
+    story.join(most=8)
+    orders = [only(Grant, story.ask(f"l{at}", f"t{at}", group)).group_order for at, group in enumerate("abab")]
+    assert orders[0] < orders[1]
+    assert orders[:2] == orders[2:]
 
 
 def test_the_next_turn_goes_where_the_prefix_lies_even_if_another_engine_is_less_loaded() -> None:

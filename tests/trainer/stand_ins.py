@@ -20,6 +20,7 @@ from rose.records import Finish, VersionSpan
 from rose.runs import Run
 from rose.trainer.books import Books
 from rose.trainer.sampler import SamplingSettings, TurnSampler
+from rose_executor.keep_prefix import Keep
 from rose_executor.token_page import RequestCount
 from rose_executor.token_route import EngineLost, PartialOutput, RouteOutput
 from rose_scheduler.client import Lease, Turn
@@ -72,6 +73,7 @@ class Asked:
     request_id: str
     token_ids: tuple[int, ...]
     max_tokens: int
+    keep: Keep
 
 
 Script = Callable[[Asked], Reply]
@@ -116,9 +118,16 @@ class ScriptedEngine:
             self.supervisor.die(self)
 
     async def generate(
-        self, request_id: str, token_ids: Sequence[int], *, max_tokens: int, top_logprobs: int = 0, **_: Any
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        *,
+        max_tokens: int,
+        top_logprobs: int = 0,
+        keep: Keep = Keep(),  # noqa: B008
+        **_: Any,
     ) -> RouteOutput:
-        asked = Asked(self.incarnation, request_id, tuple(token_ids), max_tokens)
+        asked = Asked(self.incarnation, request_id, tuple(token_ids), max_tokens, keep)
         self.supervisor.asked.append(asked)
         reply = Lost((), 0) if self.dying else self.supervisor.script(asked)
         await asyncio.sleep(0)

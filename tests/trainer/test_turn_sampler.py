@@ -30,8 +30,12 @@ class Bench:
         self._sampler = TurnSampler(self.scheduler, self.scheduler, books, settings)  # type: ignore[arg-type]
         books.open_trajectory("t")
 
-    def sample(self) -> SampledTurn:
-        return asyncio.run(self._sampler.sample(Turn("t", "g", 0, len(PROMPT)), list(PROMPT)))
+    def sample(self, trajectory_id: str = "t", *, last: bool = False) -> SampledTurn:
+        asked = Turn(trajectory_id, "g", 0, len(PROMPT))
+        return asyncio.run(self._sampler.sample(asked, list(PROMPT), last=last))
+
+    def over(self, trajectory_id: str) -> None:
+        self._sampler.over(trajectory_id)
 
     def account(self, account: Account) -> int:
         """Tokens in an account once the trajectory is trained."""
@@ -50,6 +54,22 @@ def test_an_answer_is_passed_on_as_it_was_sampled(books: Books) -> None:
     assert turn.requests == [RequestPart("engine-0", "t.0.0", 3)]
     assert turn.finish is Finish.STOP
     assert bench.account(Account.TRAINED) == 3
+
+
+def test_a_prefix_is_kept_for_the_next_turn_and_forgotten_after_the_last(books: Books) -> None:
+    bench = Bench(books, in_turn(*[Answer((END,))] * 4))
+    books.open_trajectory("u")
+    bench.sample("t")
+    bench.sample("u")
+    bench.over("t")
+    bench.sample("u", last=True)
+    bench.over("u")
+    bench.over("u")
+    books.open_trajectory("v")
+    bench.sample("v")
+    said = [(asked.keep.name, asked.keep.forget) for asked in bench.supervisor.asked]
+    assert said == [("t", ()), ("u", ()), ("", ("t",)), ("v", ("u",))]
+    assert all(asked.keep.seconds > 60 for asked in bench.supervisor.asked)
 
 
 def test_a_lost_turn_goes_on_behind_its_tokens(books: Books) -> None:

@@ -202,7 +202,7 @@ class AskLeaseReply(_message.Message):
     def __init__(self, grant: _Optional[_Union[LeaseGrant, _Mapping]] = ..., refusal: _Optional[_Union[LeaseRefusal, _Mapping]] = ..., lapse: _Optional[_Union[LeaseLapse, _Mapping]] = ...) -> None: ...
 
 class LeaseGrant(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "address", "weight_version", "hold_ms", "token", "affine", "counts_address")
+    __slots__ = ("engine_id", "incarnation", "address", "weight_version", "hold_ms", "token", "affine", "counts_address", "group_order")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -211,6 +211,7 @@ class LeaseGrant(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     AFFINE_FIELD_NUMBER: _ClassVar[int]
     COUNTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_ORDER_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: str
     address: str
@@ -219,7 +220,8 @@ class LeaseGrant(_message.Message):
     token: str
     affine: bool
     counts_address: str
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., weight_version: _Optional[int] = ..., hold_ms: _Optional[float] = ..., token: _Optional[str] = ..., affine: _Optional[bool] = ..., counts_address: _Optional[str] = ...) -> None: ...
+    group_order: int
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., weight_version: _Optional[int] = ..., hold_ms: _Optional[float] = ..., token: _Optional[str] = ..., affine: _Optional[bool] = ..., counts_address: _Optional[str] = ..., group_order: _Optional[int] = ...) -> None: ...
 
 class LeaseRefusal(_message.Message):
     __slots__ = ("reason", "what", "retry_after_ms")
