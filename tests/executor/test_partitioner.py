@@ -185,7 +185,7 @@ def test_a_guest_that_still_runs_keeps_its_group_and_the_next_start_ends_it(
     partitioner.close()
     assert [folder.is_dir() for folder in partitioner.left] == [True] * len(partitioner._groups.parents)
     assert partitioner._name in Path(f"/proc/{busy.pid}/cgroup").read_text()  # not set free
-    assert sweep(partitioner._groups) == [partitioner._name]
+    assert partitioner._name in sweep(partitioner._groups)  # and what others left here meanwhile
     assert not any(folder.exists() for folder in partitioner.left)
 
 
