@@ -91,7 +91,7 @@ class AgentFigures:
         else:
             self._show_engine("guest", guest, now_s)
         self._heard(guest)
-        self._show_profile(now_s)
+        self._show_profile(watch.profile.steps, now_s)
         self._show_memory(watch.rules.kv.figures(now_s))
         self._show_presence()
         self._metrics.gate_open_ratio.set(self._open_ratio(watch.rules, guest, now_s))
@@ -102,7 +102,7 @@ class AgentFigures:
         self._status.part("serving", *_serving_words(watch, serving))
         self._status.part("guest", *self._guest_words(life, guest, lent))
         self._status.part("follower", *_follower_words(life))
-        self._status.part("scheduler", "no answer" if lender.trouble else "reached", lender.trouble)
+        self._status.part("scheduler", *_scheduler_words(lender))
         self._status.fact("guest tokens", tokens)
 
     def _heard(self, guest: GuestState | None) -> None:
@@ -156,10 +156,13 @@ class AgentFigures:
             words += "; the guest gives no memory back"
         self._status.part("memory", state, words)
 
-    def _show_profile(self, now_s: float) -> None:
-        """That of the guest, which it plans by. One that says nothing learns nothing: what it said last still holds."""
+    def _show_profile(self, kept_steps: int, now_s: float) -> None:
+        """That of the guest, which it plans by. One that says nothing learns nothing: what it said last still holds.
+
+        Before it has said anything, what is known is the profile that it begins with.
+        """
         self._metrics.step_margin.set(1.0 if self._said is None else self._said.step_margin)
-        state, detail = _profile_words(self._said, now_s)
+        state, detail = _profile_words(self._said, kept_steps, now_s)
         unkept = self._unkept()
         self._status.part(
             "step profile", state, f"{detail}; what is learnt is not kept: {unkept}" if unkept else detail
@@ -228,7 +231,15 @@ def _serving_words(watch: GuestWatch, serving: ServingState | None) -> tuple[str
     return "serving", f"{serving.decoding} answering, {serving.unanswered} before their first token, {slack}"
 
 
-def _profile_words(guest: GuestState | None, now_s: float) -> tuple[str, str]:
+def _scheduler_words(lender: Lender) -> tuple[str, str]:
+    if lender.trouble is None:
+        return "not asked yet", "there is no guest to offer yet"
+    return "no answer" if lender.trouble else "reached", lender.trouble
+
+
+def _profile_words(guest: GuestState | None, kept_steps: int, now_s: float) -> tuple[str, str]:
+    if guest is None and kept_steps:
+        return "kept", f"from {kept_steps} steps; the guest has not said yet what its own cost"
     if guest is None:
         return "unknown", "the guest has not said yet what its steps cost"
     if not guest.profile_steps:

@@ -140,7 +140,7 @@ class GuestProof:
 
     def _passed(self, live: LiveEngine, found: Comparison, runs: Offer) -> None:
         self._wrong = 0
-        self.words = ("proven", f"version {runs.version}: {found}")
+        self.words = ("proven", f"version {runs.version}, at the guest's start: {found}")
         log.info(
             "the guest answers as it must",
             incarnation=live.incarnation,

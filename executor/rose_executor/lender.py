@@ -29,10 +29,11 @@ class GuestNow:
 
 
 class Lender(Protocol):
-    """Offers guests to one scheduler. `trouble` says why it gives no turns just now, "" where it would."""
+    """Offers guests to one scheduler. `trouble` says why it gives no turns just now, "" where it would, and None before
+    it was asked."""
 
     @property
-    def trouble(self) -> str: ...
+    def trouble(self) -> str | None: ...
 
     async def keep_offered(self, guest: GuestOffer, now: Callable[[], GuestNow]) -> NoReturn:
         """Offer it until cancelled, whether the scheduler is there or not.

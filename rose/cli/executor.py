@@ -43,7 +43,7 @@ class SchedulerLender:
     """A scheduler's client as the executor room knows it: implements `rose_executor.lender.Lender`."""
 
     def __init__(self, client: SchedulerClient) -> None:
-        self.trouble = ""
+        self.trouble: str | None = None
         self._client = client
 
     async def keep_offered(self, guest: GuestOffer, now: Callable[[], GuestNow]) -> NoReturn:

@@ -99,7 +99,8 @@ class Spawner:
 
 
 class NoScheduler:
-    trouble = "away"
+    def __init__(self, trouble: str | None = "away") -> None:
+        self.trouble = trouble
 
     async def keep_offered(self, guest: GuestOffer, now: Callable[[], GuestNow]) -> NoReturn:
         raise AssertionError("nothing is offered here")
@@ -350,6 +351,7 @@ def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: P
     for at in range(40):  # what the executor learns by itself says nothing of the guest
         scene.watch.profile.saw(StepShape(8, 1), 0.01 if at < 20 else 0.09, float(at))
     assert scene.watch.profile.drifted is not None
+    own = f"from {scene.watch.profile.steps} steps; the guest has not said yet what its own cost"
     now_s = time.monotonic()
     holds = GuestState(profile_steps=300)
     drifted = holds._replace(step_margin=1.75, drifted_at_s=now_s - 7, drift_factor=2.5)
@@ -360,13 +362,50 @@ def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: P
         margin = scene.metrics.registry.get_sample_value("rose_executor_step_margin")
         return *part(scene, "step profile"), margin
 
-    assert shown(None) == ("unknown", "the guest has not said yet what its steps cost", 1)
+    assert shown(None) == ("kept", own, 1)
     assert shown(GuestState()) == ("unknown", "no step was seen yet: the guest begins with a few tokens", 1)
     assert shown(holds) == ("holds", "learnt from 300 steps", 1)
     assert shown(drifted) == ("drifted", "for 7 s, by a factor of 2.50; margin 1.75", 1.75)
     assert shown(None) == ("drifted", "for 7 s, by a factor of 2.50; margin 1.75", 1.75)  # it idles
     scene.agent._figures.restarted()
-    assert shown(None) == ("unknown", "the guest has not said yet what its steps cost", 1)
+    assert shown(None) == ("kept", own, 1)
+    scene.watch.close()
+    scene.shelf.close()
+
+
+def test_a_profile_that_was_found_is_shown_until_the_guest_says_how_well_its_own_holds(
+    folder: Path, tiny_model: Path
+) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    for at in range(40):
+        scene.watch.profile.saw(StepShape(8, 1), 0.01, float(at))
+
+    def shown(guest: GuestState | None) -> tuple[str, str]:
+        scene.watch.seen = Looked(Reading(None), Reading(guest))
+        scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
+        return part(scene, "step profile")
+
+    steps = scene.watch.profile.steps
+    assert shown(None) == ("kept", f"from {steps} steps; the guest has not said yet what its own cost")
+    assert shown(GuestState(profile_steps=300)) == ("holds", "learnt from 300 steps")
+    scene.watch.close()
+    scene.shelf.close()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (None, ("not asked yet", "there is no guest to offer yet")),
+        ("away", ("no answer", "away")),
+        ("", ("reached", "")),
+    ],
+)
+def test_a_scheduler_is_reached_once_it_has_answered(
+    folder: Path, tiny_model: Path, trouble: str | None, words: tuple[str, str]
+) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(trouble), 0)
+    assert part(scene, "scheduler") == words
     scene.watch.close()
     scene.shelf.close()
 

@@ -116,6 +116,7 @@ def test_a_scheduler_that_is_away_is_trouble_and_no_more() -> None:
         async with scheduler() as (_, address):
             pass
         async with open_lender(address, TOKEN, None, WaitBoard()) as lender:
+            assert lender.trouble is None  # a scheduler that was not asked yet is neither there nor away
             offering = asyncio.create_task(lender.keep_offered(GUEST, now))
             await until(lambda: lender.trouble)
             assert f"scheduler {address}: not an engine's beat after 2 s" in lender.trouble
