@@ -70,7 +70,8 @@ class ClientSession:
     """`nonce_seed` is 32 random bytes: the draws for all links are derived from it, so that the core draws nothing.
 
     `path` is the name of what pieces cross by, beside the connection; empty if they cross on it. `over_tls` says that
-    a link is connected once both have shaken hands.
+    a link is connected once both have shaken hands. `last_trouble` is how the last link ended;
+    `unreached`, whether that was before it was connected, and none has been since.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ClientSession:
         self._misfits = 0
         self._misfit_told = False
         self.last_trouble = ""
+        self.unreached = False
 
     def asked(self, link: int, request: int) -> Asked | None:
         """What was asked for by a request that is open on a link; None if nothing was, or nobody waits any more."""
@@ -112,6 +114,7 @@ class ClientSession:
             case Cancelled(ask):
                 self._asks.forget(ask)
             case Connected(link):
+                self.unreached = False
                 if link in self._links:
                     self._links[link].state = LinkState.GREETING
                     return [Send(link, Knock(self._path))]
@@ -123,6 +126,7 @@ class ClientSession:
                     return self._read(link, frame, now)
             case Lost(link, why, mismatch):
                 if link in self._links:
+                    self.unreached = mismatch is None and self._links[link].state is LinkState.CONNECTING
                     if mismatch is None and self._over_tls and self._links[link].state is LinkState.GREETING:
                         mismatch = LEFT_AT_SIGHT
                     return [*self._lose(link, self._told(link, why, mismatch)), *self._judge(mismatch)]

@@ -148,6 +148,8 @@ class StreamClient(ABC):
             return await self._waits.within(answer, what, self._server, deadline_s, boundary="transfer")
         except DeadlineExceeded as error:
             trouble = self._session.last_trouble
+            if self._session.unreached:
+                error.what = f"{self._server} could not be reached within {deadline_s:g} s"
             error.to_do = f"look at {self._server}; its last connection ended with: {trouble}" if trouble else ""
             raise
         finally:
