@@ -36,7 +36,7 @@ from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
 from rose_executor.serving_observer import ServingObserver
-from rose_executor.tiers import TierNow, memory_now, tier_now
+from rose_executor.tiers import TierNow, memory_now, never_told, tier_now
 from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
@@ -175,6 +175,8 @@ class _Program:
         seen, why = self._watch.seen, self._watch.trouble
         if not why and self._observer is not None:
             why = self._observer.trouble
+        elif not why and seen is not None and seen.serving.state is None:
+            why = never_told(seen.serving.why, self._config.serving.board.absolute())
         serving_kv = None if seen is None else seen.serving_kv.state
         memory = memory_now(self._watch.rules.kv.figures(time.monotonic()), serving_kv)
         return tier_now(serving, self._partitioner.describe(), memory, why)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import aiohttp
 
-from rose.errors import EngineError, RoseError
+from rose.errors import DeadlineExceeded, EngineError, RoseError
 from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.board import HEARTBEAT_S, SERVING, HalfWriter
@@ -34,7 +34,7 @@ EVERY_S = 0.4
 """From the end of one look to the next: so looks take less than one hundredth of the API server's time."""
 _PAGE_BYTES_MAX = 1 << 20
 _PIECE_BYTES = 1 << 16
-_TO_DO = "look there with curl; [serving] metrics is the page of the serving vLLM, http://HOST:PORT/metrics"
+_TO_DO = "look there with curl: [serving] metrics must name the page of the serving vLLM"
 
 
 class ServingObserver:
@@ -77,10 +77,13 @@ class ServingObserver:
             self.trouble = ""
 
     async def _page(self, http: aiohttp.ClientSession) -> bytes:
-        return await self._waits.within(
-            self._fetch(http), "metrics", f"serving engine {self._url}", SERVING.stale_after_s,
-            boundary="engine", to_do=_TO_DO,
-        )  # fmt: skip
+        within_s = SERVING.stale_after_s
+        try:
+            return await self._waits.within(
+                self._fetch(http), "metrics", f"serving engine {self._url}", within_s, boundary="engine"
+            )
+        except DeadlineExceeded as error:
+            raise EngineError(f"{self._url} did not answer whole within {within_s:g} s", to_do=_TO_DO) from error
 
     async def _fetch(self, http: aiohttp.ClientSession) -> bytes:
         headers = {"Accept-Encoding": "identity"}

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from rose_executor.board_states import ServingKv, ServingState
 from rose_executor.kv_budget import MemoryFigures
@@ -79,6 +80,11 @@ def memory_now(pool: MemoryFigures | None, serving_kv: ServingKv | None) -> Memo
     if pool.gives_back is None:
         return _UNTOLD
     return _SHARED_POOL if pool.gives_back else _GUEST_KEEPS
+
+
+def never_told(why: str, board: Path) -> str:
+    """Why nobody is seen on a board where nothing scrapes for it, and what would change that."""
+    return f"{why}; start it with ROSE_SERVING_BOARD={board}, or name its page as [serving] metrics"
 
 
 def tier_now(serving: ServingState | None, partition: Partition, memory: Memory, why_unseen: str = "") -> TierNow:

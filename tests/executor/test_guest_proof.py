@@ -112,7 +112,10 @@ class Scene:
 async def test_a_right_answer_passes_and_is_told_with_its_numbers() -> None:
     scene = Scene(RIGHT)
     await scene.prove()
-    assert scene.proof.words == ("proven", "version 7, at the guest's start: 0 nats apart at most, of 0.01 allowed, over 2 tokens")
+    assert scene.proof.words == (
+        "proven",
+        "version 7, at the guest's start: 0 nats apart at most, of 0.01 allowed, over 2 tokens",
+    )
     assert (scene.wrong, scene.apart) == (0, ["a1"])
     assert scene.waits.snapshot() == ()
 

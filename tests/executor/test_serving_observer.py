@@ -212,8 +212,8 @@ async def packed(request: web.Request) -> web.StreamResponse:
     ("odd", "words"),
     [
         (huge, "longer than"),
-        (drip, "no metrics after 0.5 s"),
-        (silent, "no metrics after 0.5 s"),
+        (drip, "/metrics did not answer whole within 0.5 s; look there with curl"),
+        (silent, "/metrics did not answer whole within 0.5 s; look there with curl"),
         (cut, ""),
         (redirect, "answers 302"),
         (failing, "answers 503"),

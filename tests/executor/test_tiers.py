@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rose_executor.board_states import ServingKv, ServingState
 from rose_executor.kv_budget import MemoryFigures
 from rose_executor.partition_terms import Partition
-from rose_executor.tiers import FIXED_SPLIT, Memory, Tier, memory_now, tier_now
+from rose_executor.tiers import FIXED_SPLIT, Memory, Tier, memory_now, never_told, tier_now
 
 HELD = Partition("a group", "binds", "caches are shared", 0.1, holds=True)
 LOOSE = Partition("time slices", "nothing", "a step beside it is twice as long", 1.0, holds=False)
@@ -68,4 +70,7 @@ def test_no_tier_names_a_cost_that_is_not_there() -> None:
 
 def test_why_serving_is_unseen_is_told_where_it_is_known() -> None:
     assert tier_now(None, HELD, ELASTIC, "it answers 503").words.endswith(": it answers 503")
+    why = never_told("the serving half was never written", Path("/dev/shm/board"))
+    words = "never written; start it with ROSE_SERVING_BOARD=/dev/shm/board, or name its page as [serving] metrics"
+    assert tier_now(None, HELD, ELASTIC, why).words.endswith(words)
     assert "503" not in tier_now(SCRAPED, HELD, ELASTIC, "it answers 503").words
