@@ -61,7 +61,10 @@ def preflight(job: Job, machine: Machine, runtime_root: Path) -> list[Check]:
     try:
         model = read_model_folder(job.model.path)
     except ConfigError as error:
-        return [*checks, Check("model folder", False, error.what, _MODEL_FOLDER, error.to_do, of_job=True)]
+        return [
+            *checks,
+            Check("model folder", False, error.what, _MODEL_FOLDER, f"in model.path, {error.to_do}", of_job=True),
+        ]
     return [
         *checks,
         _model(model),

@@ -20,7 +20,7 @@ from rose.model_folder.safetensors_header import Shape, read_shapes
 CONFIG_BYTES_MAX = 1 << 24
 LAYERS_MAX = 10_000
 _SIZE_MAX = 2**31 - 1
-_TO_DO = "name a model folder in Hugging Face format, with config.json, tokenizer.json and *.safetensors"
+_TO_DO = "name a folder in Hugging Face format, with config.json, tokenizer.json and *.safetensors"
 
 
 @dataclass(frozen=True, slots=True)

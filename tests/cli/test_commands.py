@@ -82,7 +82,7 @@ def test_dry_run_ends_with_1_where_a_check_fails(rose: Any, job_file: Path) -> N
     ended = rose("run", job_file, "--dry-run")
     assert ended.status == 1
     assert "FAILED" in ended.out
-    assert "to do: name a model folder" in ended.out
+    assert "to do: in model.path, name a folder" in ended.out
 
 
 def test_an_unknown_environment_and_wrong_params_are_found_before_the_run(rose: Any, job_file: Path) -> None:
