@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16"]
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a value."""
 MODEL_LEN_MIN, MODEL_LEN_MAX = 32, 1 << 20
 """Of the longest sequence, prompt and output, in tokens."""
 SEQS_MIN, SEQS_MAX = 1, 4096

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rose.config import Job
+from rose.engine_limits import DTYPE_BYTES
 from rose.errors import ConfigError
 from rose.machine import Machine, disk
 from rose.model_folder.folder import ModelFolder, read_model_folder
@@ -130,7 +131,7 @@ def _context(job: Job, model: ModelFolder) -> Check:
 
 
 def _kv_cache(job: Job, model: ModelFolder) -> Check:
-    needed_bytes = job.engine.max_model_len * model.kv_values_per_token * _bytes_per_value(job)
+    needed_bytes = job.engine.max_model_len * model.kv_values_per_token * DTYPE_BYTES[job.engine.dtype]
     return _check(
         "KV cache",
         job.engine.kv_cache_gib * _GIB >= needed_bytes,
@@ -161,7 +162,7 @@ def memory_needed_bytes(job: Job, model: ModelFolder) -> int:
     """
     values = model.weights_bytes // 2
     engines = 2 if job.weights.parity_every_steps else 1
-    per_engine = int(job.engine.kv_cache_gib * _GIB) + values * _bytes_per_value(job)
+    per_engine = int(job.engine.kv_cache_gib * _GIB) + values * DTYPE_BYTES[job.engine.dtype]
     engine = ENGINE_PROCESSES_BYTES + (engines - 1) * FRESH_ENGINE_BYTES + engines * per_engine
     logits_bytes = 4 * job.train.micro_batch_tokens * model.vocab_size
     ranks = 2 * RANK_BYTES + (16 + 4) * values + 3 * logits_bytes
@@ -196,10 +197,6 @@ def _obstacle(path: Path) -> str:
 
 def _check(name: str, ok: bool, found: str, needed: str, to_do: str, *, of_job: bool = False) -> Check:
     return Check(name, ok, found, needed, "" if ok else to_do, of_job)
-
-
-def _bytes_per_value(job: Job) -> int:
-    return 4 if job.engine.dtype == "float32" else 2
 
 
 def _gib(count: float) -> str:

@@ -152,6 +152,8 @@ class AgentFigures:
         state, mib = "frozen" if memory.frozen else "planned", memory.budget_bytes // 2**20
         held_mib = memory.held_bytes // 2**20
         words = f"{mib} MiB may be the guest's, {held_mib} are; {memory.cuts} cuts so far"
+        if memory.unfit:
+            state, words = "too small", f"{memory.unfit}; {words}"
         if memory.gives_back is False:
             words += "; the guest gives no memory back"
         self._status.part("memory", state, words)

@@ -204,3 +204,6 @@ class _Program:
             self._status.fact(name, value)
         self._status.part("partition", partition.name, f"{partition.binds}; what it costs: {partition.costs}")
         log.info("lending", **facts, partition=partition.name, profiled=self._plan.profiled)
+        memory = self._watch.rules.kv.figures(time.monotonic())
+        if memory is not None and memory.unfit:
+            log.warning("the pool may never have room for the guest", why=memory.unfit)

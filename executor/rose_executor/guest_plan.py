@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rose.engine_limits import DTYPE_BYTES
 from rose.machine import Machine
+from rose.model_folder.folder import read_model_folder
 from rose.runs import Run
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.executor_config import ExecutorConfig
+from rose_executor.executor_config import ExecutorConfig, GuestConfig
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.kv_budget import FixedBlocks, KvBudget, KvShare
@@ -53,7 +55,7 @@ def plan_guest(config: ExecutorConfig, run: Run, page_dir: Path, machine: Machin
 
 
 def open_watch(config: ExecutorConfig, partitioner: Partitioner, profile: StepProfile) -> GuestWatch:
-    """Raises ClusterError if the board cannot be had."""
+    """Raises ClusterError if the board cannot be had, ConfigError for a model that is none."""
     policy = SlackPolicy(
         config.serving.slo,
         tokens_max=_PREFILL_TOKENS + config.guest.max_num_seqs,
@@ -76,7 +78,13 @@ def _share(config: ExecutorConfig) -> KvShare:
         watermark=memory.watermark,
         freeze_s=memory.freeze_s,
     )
-    return KvBudget(KvPolicy(pool))
+    return KvBudget(KvPolicy(pool), _request_bytes(config.guest))
+
+
+def _request_bytes(guest: GuestConfig) -> int:
+    """What the longest request takes, in whole blocks."""
+    tokens = -(-guest.max_model_len // guest.block_size) * guest.block_size
+    return tokens * read_model_folder(guest.model).kv_values_per_token * DTYPE_BYTES[guest.dtype]
 
 
 def _settings(config: ExecutorConfig, run: Run, page_dir: Path, machine: Machine) -> EngineSettings:

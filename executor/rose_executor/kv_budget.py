@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +29,7 @@ class MemoryFigures:
 
     `cut_why` is why it was cut last, "" if it never was. `held_bytes` is what the guest last said that it holds: one
     that gives no memory back holds its whole cache. `gives_back` is whether it said that it does, None before it has
-    said anything.
+    said anything. `unfit` says why the pool can never have room for one request of the guest, "" where it can.
     """
 
     budget_bytes: int
@@ -39,6 +40,7 @@ class MemoryFigures:
     turns: int
     cut_why: str
     gives_back: bool | None
+    unfit: str = ""
 
 
 class KvShare(Protocol):
@@ -91,11 +93,16 @@ class FixedBlocks:
 
 
 class KvBudget:
-    """One guest beside one serving engine, both in one pool of memory."""
+    """One guest beside one serving engine, both in one pool of memory.
 
-    def __init__(self, policy: KvPolicy) -> None:
+    `request_bytes` are what the longest request of the guest takes, 0 where nobody knows.
+    """
+
+    def __init__(self, policy: KvPolicy, request_bytes: int = 0) -> None:
         self.presence = Presence.ACTIVE
         self._policy = policy
+        self._request_bytes = min(request_bytes, policy.pool.guest_bytes)
+        self._serving_gives_back = False
         self._guest_blocks = self._held_blocks = 0
         self._cut_why = ""
         self._gives_back: bool | None = None
@@ -103,6 +110,7 @@ class KvBudget:
     def blocks(
         self, serving: ServingState | None, serving_kv: ServingKv | None, guest: GuestState | None, now: float
     ) -> int:
+        self._serving_gives_back = serving_kv is not None
         for change in self._policy.step(ServingUses(self._held(serving, serving_kv)), now):
             if isinstance(change, Cut):
                 self._cut_why = change.why
@@ -129,6 +137,26 @@ class KvBudget:
             policy.turns,
             self._cut_why,
             self._gives_back,
+            self._unfit(),
+        )
+
+    def _unfit(self) -> str:
+        pool = self._policy.pool
+        if pool.most_bytes(0) < self._request_bytes:
+            return self._too_small(0, "the headroom")
+        if self._serving_gives_back or pool.most_bytes(pool.serving_bytes) >= self._request_bytes:
+            return ""
+        kept = "the headroom and the whole cache of serving, which does not say that it gives memory back"
+        words = self._too_small(pool.serving_bytes, kept)
+        return f"{words}, or on CPU ROSE_SERVING_KV_SPARE=0.1 at the serving engine"
+
+    def _too_small(self, serving_bytes: int, kept: str) -> str:
+        pool = self._policy.pool
+        least_bytes = (serving_bytes + self._request_bytes) / (1 - pool.headroom)
+        least_gib = math.ceil(least_bytes / 2**30 * 100) / 100
+        return (
+            f"{pool.most_bytes(serving_bytes) / 2**20:.1f} MiB of the pool are left beside {kept}, and one request of "
+            f"the guest takes {self._request_bytes / 2**20:.1f}: set memory.pool_gib to {least_gib:g} or more"
         )
 
     def need_bytes(self, blocks: int) -> int | None:

@@ -73,6 +73,10 @@ class KvPool:
         """What lies between watermark and pool: for serving to grow into while a cut is carried out."""
         return self.headroom_bytes - round(self.watermark * self.headroom_bytes)
 
+    def most_bytes(self, serving_bytes: int) -> int:
+        """The most that is ever planned while serving holds so much."""
+        return min(self.guest_bytes, max(0, self.pool_bytes - self.headroom_bytes - serving_bytes))
+
     @property
     def sure_bytes(self) -> int:
         """What serving can never need."""
@@ -182,8 +186,7 @@ class KvPolicy:
 
     def _plan(self, now: float) -> Sequence[Grow]:
         self._plan_at_s = now + self.pool.freeze_s
-        left_bytes = self.pool.pool_bytes - self.pool.headroom_bytes - self._peak.bytes()
-        planned_bytes = min(left_bytes, self.pool.guest_bytes)
+        planned_bytes = self.pool.most_bytes(self._peak.bytes())
         if planned_bytes <= self.budget_bytes:
             return ()
         self.budget_bytes = planned_bytes

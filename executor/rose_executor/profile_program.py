@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rose.engine_limits import DTYPE_BYTES
 from rose.errors import ConfigError
 from rose.logs import open_log
 from rose.machine import Machine, look
@@ -34,7 +35,6 @@ from rose_executor.step_log import SeenStep
 from rose_executor.step_profile import StepProfile
 
 NAME = "profile"
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _WARM_LOADS = 2
 _STREAM_INTERVAL = 64
 """Hardly any of the processor for answers that nobody reads."""
@@ -138,7 +138,7 @@ async def _record(
     waits: WaitBoard,
     told: Callable[[Progress], None],
 ) -> list[SeenStep]:
-    kv_tokens = settings.kv_cache_bytes // (model.kv_values_per_token * _DTYPE_BYTES[job.dtype])
+    kv_tokens = settings.kv_cache_bytes // (model.kv_values_per_token * DTYPE_BYTES[job.dtype])
     grid = Grid(job.max_num_seqs, job.max_model_len, kv_tokens, model.vocab_size)
     # Not of the same seed: what was asked once already is cached.
     warm, loads = plan(grid, job.seed + 1)[:_WARM_LOADS], plan(grid, job.seed)

@@ -346,6 +346,17 @@ def test_a_guest_that_gives_no_memory_back_is_named(folder: Path, tiny_model: Pa
     scene.shelf.close()
 
 
+def test_a_pool_without_room_for_a_request_is_shown_as_too_small(folder: Path, tiny_model: Path) -> None:
+    scene = Scene(folder, tiny_model, Spawner(""))
+    scene.watch.rules.kv = KvBudget(KvPolicy(KvPool(2**28, serving_bytes=2**28, guest_bytes=2**27)), 2**20)
+    scene.agent._figures.show(scene.watch, None, scene.agent._guest.lent(), NoScheduler(), 0)
+    state, words = part(scene, "memory")
+    assert state == "too small"
+    assert "set memory.pool_gib to 0.32 or more" in words
+    scene.watch.close()
+    scene.shelf.close()
+
+
 def test_the_profile_that_is_shown_is_the_guests_own(folder: Path, tiny_model: Path) -> None:
     scene = Scene(folder, tiny_model, Spawner(""))
     for at in range(40):  # what the executor learns by itself says nothing of the guest

@@ -163,6 +163,19 @@ def test_the_guest_itself_says_whether_its_memory_goes_back(
     assert "fixed split" not in given
 
 
+@pytest.mark.parametrize(("pool_gib", "warned"), [(1.2, True), (2.0, False)])
+def test_a_pool_that_may_never_have_room_for_the_guest_is_told_at_the_start(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, pool_gib: float, warned: bool
+) -> None:
+    monkeypatch.setattr(executor_program, "Agent", Asking)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        file = written(tmp_path, tiny_model, more=f"[memory]\npool_gib = {pool_gib}\nserving_gib = 1.0\n")
+        assert run_executor(load_executor_config(file, None, {"out": tmp_path / "runs"}), no_lender, lambda *_: None)
+    (log,) = (tmp_path / "runs").glob("*/log.jsonl")
+    assert ("the pool may never have room for the guest" in log.read_text()) is warned
+
+
 def test_a_keeper_of_profiles_that_fails_ends_the_executor_with_the_cause(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,34 @@ def test_a_serving_engine_that_gives_nothing_back_holds_its_whole_cache() -> Non
         assert budget.blocks(serving(used), None, GUEST, 1.0) == 14  # 280 bytes: 1600 less its cache and the headroom
 
 
+def test_a_pool_that_never_has_room_for_a_request_says_what_to_set() -> None:
+    gib = 2**30
+    pool = KvPool(pool_bytes=3 * gib // 2, serving_bytes=5 * gib // 4, guest_bytes=gib // 2)
+    budget = KvBudget(KvPolicy(pool), request_bytes=gib // 8)
+    unfit = (
+        "0.0 MiB of the pool are left beside the headroom and the whole cache of serving, which does not say that it "
+        "gives memory back, and one request of the guest takes 128.0: set memory.pool_gib to 1.72 or more, or on CPU "
+        "ROSE_SERVING_KV_SPARE=0.1 at the serving engine"
+    )
+    assert budget.figures(0.0).unfit == unfit  # before anybody is seen
+    budget.blocks(serving(0), KV, None, 1.0)
+    assert budget.figures(1.0).unfit == ""
+    budget.blocks(serving(0), None, None, 2.0)  # one that was started again without that
+    assert budget.figures(2.0).unfit == unfit
+    larger = KvPool(pool_bytes=round(1.72 * gib), serving_bytes=5 * gib // 4, guest_bytes=gib // 2)
+    assert KvBudget(KvPolicy(larger), request_bytes=gib // 8).figures(0.0).unfit == ""
+
+
+def test_a_pool_that_is_too_small_whatever_serving_does_asks_for_a_larger_one_alone() -> None:
+    budget = KvBudget(KvPolicy(KvPool(2**27, serving_bytes=2**30, guest_bytes=2**28)), request_bytes=2**28)
+    budget.blocks(serving(0), KV, None, 1.0)
+    unfit = budget.figures(1.0).unfit
+    assert unfit.startswith(
+        "102.4 MiB of the pool are left beside the headroom, and one request of the guest takes 256"
+    )
+    assert unfit.endswith("set memory.pool_gib to 0.32 or more")
+
+
 def test_a_burst_cuts_and_the_end_of_a_step_plans_anew() -> None:
     budget = KvBudget(KvPolicy(POOL))
     budget.blocks(serving(30), KV, GUEST, 1.0)
