@@ -10,9 +10,9 @@ import typer
 HELP = """Lend what a serving engine leaves idle to a run.
 
 It keeps a guest engine below the serving vLLM, brings it the weights of the run, and offers it to the run's
-scheduler while serving has slack within its SLO. The serving vLLM needs ROSE_SERVING_BOARD=/path/of/board in its
-environment, and nothing else; without that its metrics page can be scraped, and reaction is coarser. SIGTERM ends
-it, and the guest with it; serving is never touched.
+scheduler while serving has slack within its SLO. The serving vLLM needs rose-rl installed beside it, and
+ROSE_SERVING_BOARD=/path/of/board in its environment; without either its metrics page can be scraped, and reaction is
+coarser. SIGTERM ends it, and the guest with it; serving is never touched.
 
 \b
 The file, with its defaults:

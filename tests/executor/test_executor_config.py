@@ -119,6 +119,9 @@ def test_the_example_of_the_documents_is_one(tmp_path: Path) -> None:
     )
     config = load_executor_config(*files(tmp_path, example), {})
     assert (config.executor.cores, config.guest.max_num_seqs) == ([0], 64)
+    memory = config.memory  # in every tier the guest has its whole cache when serving has nothing to do
+    least_gib = (memory.serving_gib + config.guest.kv_cache_gib) / (1 - memory.headroom)
+    assert memory.pool_gib >= least_gib
 
 
 def test_the_help_shows_every_key_with_its_default(tmp_path: Path) -> None:
