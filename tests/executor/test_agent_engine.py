@@ -207,7 +207,7 @@ def test_a_guest_is_lent_with_a_version_counted_in_all_its_lives_and_withdrawn(r
             await until(lambda: run.engines)
             # Its own question's tokens are in none of the counts below.
             await until(lambda: here.part("known answer")[0] == "proven")
-            assert here.part("known answer")[1].startswith("version 0: ")
+            assert here.part("known answer")[1].startswith("version 0, at the guest's start: ")
             assert here.part("known answer")[1].endswith("of 0.01 allowed, over 8 tokens")
             await run.publish(1)
             async with run.lease(min_version=1) as lease:
