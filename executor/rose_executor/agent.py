@@ -84,8 +84,8 @@ class Agent:
 
     async def _show(self, lender: Lender) -> None:
         while True:
-            self._guest.end_if_frozen()
             await self._guest.look_for_stopped()
+            self._guest.end_if_frozen()
             self._guest.open_s()
             process = self._guest.process
             living = () if process is None else (process.incarnation,)

@@ -20,6 +20,7 @@ import grpc
 
 from rose.access import Gate
 from rose.certificates import Certificates, bind
+from rose.engine_limits import SEQS_MAX
 from rose.errors import ClusterError
 from rose.metrics import ADDRESS
 from rose.proto.v1 import executor_pb2 as wire
@@ -30,8 +31,8 @@ from rose_executor.token_page import RequestCount
 
 MESSAGE_BYTES_MAX = 1 << 20
 _CALLS_MAX = 256
-REQUESTS_MAX = 4096
-"""In one question: looking them up holds up the loop that keeps the quota, for some 20 ms."""
+REQUESTS_MAX = SEQS_MAX
+"""In one question: no engine has more at once, and looking them up holds up the loop that keeps the quota."""
 QUIET_S = 2.0
 """Whoever samples asks about once a second until it knows that the engine is dead: after that long nobody does."""
 LAST_WORDS_S = 6.0

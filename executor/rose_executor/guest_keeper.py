@@ -155,9 +155,9 @@ class GuestKeeper:
         )
 
     async def look_for_stopped(self) -> None:
-        """See whether somebody else has stopped it."""
+        """See whether somebody else has stopped it: not our own brake, which is lent to nobody anyway."""
         process = self.process
-        alive = process is not None and process.alive
+        alive = process is not None and process.alive and not self._watch.rules.frozen
         stopped = await asyncio.to_thread(stopped_processes, process.pid) if process is not None and alive else ()
         if stopped and not self._stopped:
             log.warning("the guest was stopped by somebody else: it is lent no more until it goes on", pids=stopped)

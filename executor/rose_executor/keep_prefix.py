@@ -45,7 +45,7 @@ def read_keep(extra_args: Mapping[str, Any] | None) -> Keep:
         return Keep(forget=forget)
     if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         return Keep(forget=forget)
-    return Keep(name, rank, min(float(seconds), SECONDS_MAX), forget)
+    return Keep(name, rank, float(min(seconds, SECONDS_MAX)), forget)
 
 
 def _is_name(said: Any) -> TypeGuard[str]:

@@ -133,11 +133,9 @@ def read_profile(path: Path) -> StepProfile:
 
 def begun_profile(path: Path | None) -> StepProfile:
     """What an engine begins with: one that nobody has kept, or that is damaged by now, knows nothing yet."""
-    if path is None or not path.exists():
-        return StepProfile()
     try:
-        return read_profile(path)
-    except RoseError as error:
+        return StepProfile() if path is None or not path.exists() else read_profile(path)
+    except (RoseError, OSError) as error:
         log.warning("a kept step profile is of no use, the engine begins without", path=str(path), why=str(error))
         return StepProfile()
 

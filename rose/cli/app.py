@@ -12,6 +12,7 @@ import typer
 from rose.cli.app_executor import HELP as EXECUTOR_HELP
 from rose.cli.app_executor import executor
 from rose.cli.app_look import dashboard, doctor, job_file, status, trace
+from rose.cli.app_profile import HELP as PROFILE_HELP
 from rose.cli.app_profile import profile
 from rose.cli.app_run import demo, run
 from rose.cli.app_services import relay, scheduler
@@ -78,5 +79,5 @@ app.command("job-file")(job_file)
 app.command()(relay)
 app.command()(scheduler)
 app.command(help=EXECUTOR_HELP)(executor)
-app.command()(profile)
+app.command(help=PROFILE_HELP)(profile)
 app.add_typer(weights, name="weights")

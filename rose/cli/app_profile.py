@@ -19,6 +19,21 @@ from rose.engine_limits import (
     SEQS_MIN,
 )
 
+HELP = """Measure what an engine's steps cost here.
+
+It starts an engine as the executor starts a guest, asks it for batches and prompts of many sizes, and learns from
+each step what tokens, sequences and context cost. The profile is kept by model, device and settings, where an
+executor finds it and goes on learning. Nothing else should run meanwhile: what slows the engine down is measured
+too. Some 20 seconds for a small model on CPU, 15 of them the start of vLLM; with large ones the start, and then
+--seconds.
+
+\b
+Examples:
+  rose profile models/guest
+  rose profile models/guest --dtype bfloat16 --max-model-len 8192 --seconds 300
+  rose profile models/served --serving --json
+"""
+
 
 def profile(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Model folder, of the guest or of serving.")],
@@ -66,20 +81,6 @@ def profile(
     ] = Path("runs"),
     json: JsonOption = False,
 ) -> None:
-    """Measure what an engine's steps cost here.
-
-    It starts an engine as the executor starts a guest, asks it for batches and prompts of many sizes, and learns from
-    each step what tokens, sequences and context cost. The profile is kept by model, device and settings, where an
-    executor finds it and goes on learning. Nothing else should run meanwhile: what slows the engine down is measured
-    too. Some 20 seconds for a small model on CPU, 15 of them the start of vLLM; with large ones the start, and then
-    --seconds.
-
-    \b
-    Examples:
-      rose profile models/guest
-      rose profile models/guest --dtype bfloat16 --max-model-len 8192 --seconds 300
-      rose profile models/served --serving --json
-    """
     from rose.cli.profile import profile_command
 
     profile_command(

@@ -163,6 +163,16 @@ async def test_whether_it_lives_is_asked_before_its_page_is_read(
 
 
 @in_loop
+async def test_a_question_for_more_than_can_be_looked_up_at_once_is_refused(tmp_path: Path) -> None:
+    async with told(tmp_path) as (client, _):
+        PageWriter(page_of(tmp_path), incarnation=LIFE, slots=1).add("a", 1)
+        ids = ["a", *map(str, range(counts_service.REQUESTS_MAX - 1))]
+        assert list((await client.counts(LIFE, ids)).requests) == ["a"]
+        with pytest.raises(EngineError, match=f"at most {counts_service.REQUESTS_MAX} are answered"):
+            await client.counts(LIFE, [*ids, "one more"])
+
+
+@in_loop
 async def test_the_dead_are_counted_by_the_next_owner_of_the_folder(
     tmp_path: Path, engine: Callable[[str], subprocess.Popen[str]]
 ) -> None:

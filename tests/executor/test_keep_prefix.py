@@ -42,6 +42,7 @@ def test_what_makes_no_sense_keeps_nothing_and_forgets_all_the_same(field: str, 
 
 
 def test_it_is_bounded() -> None:
+    assert read_keep({EXTRA_ARG: {"keep": "a", "rank": 0, "seconds": 10**400}}).seconds == SECONDS_MAX
     read = read_keep(Keep("a", 0, 1e9, tuple(map(str, range(FORGET_MAX + 1)))).extra_args())
     assert (read.seconds, len(read.forget)) == (SECONDS_MAX, FORGET_MAX)
 

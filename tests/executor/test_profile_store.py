@@ -24,7 +24,7 @@ from rose_executor import profile_store
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.profile_keeper import ProfileKeeper
 from rose_executor.profile_key import ProfileKey, profile_key
-from rose_executor.profile_store import ProfileStore, default_folder
+from rose_executor.profile_store import ProfileStore, begun_profile, default_folder
 from rose_executor.step_profile import ProfileState, StepProfile
 from rose_executor.step_shape import StepShape
 from rose_transfer.snapshot import WEIGHTS
@@ -143,6 +143,16 @@ def test_a_few_bytes_gone_wrong_are_refused_or_harmless(store: ProfileStore, at:
     assert found.seconds(PROBE) >= 0
     found.saw(PROBE, 0.01, 1.0)
     assert found.seconds(PROBE) >= 0
+
+
+def test_an_engine_begins_with_what_is_kept_and_without_where_that_is_of_no_use(
+    store: ProfileStore, tmp_path: Path
+) -> None:
+    path = store.keep(KEY, state(taught(60)))
+    assert begun_profile(path).steps == 60
+    path.write_text("{", encoding="utf-8")
+    for useless in (path, tmp_path, tmp_path / "nothing", path / "below", None):
+        assert begun_profile(useless).steps == 0
 
 
 def test_a_full_disk_leaves_the_old_profile_whole(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
