@@ -14,15 +14,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-from rose.waits import WaitBoard
 from rose_executor.agent_figures import AgentFigures
-from rose_executor.engine_health import EngineHealth
-from rose_executor.engine_settings import EngineSettings
-from rose_executor.guest_keeper import GuestKeeper, Joined, OpenPlaced, ended
+from rose_executor.guest_keeper import GuestKeeper, Joined, ended
 from rose_executor.guest_watch import GuestWatch
 from rose_executor.lender import Lender
 from rose_executor.page_shelf import PageShelf
-from rose_executor.partitioner import Partitioner
 
 SHOW_EVERY_S = 0.5
 UNSEEN_S = 1.0
@@ -32,27 +28,14 @@ UNSEEN_S = 1.0
 class Agent:
     """`run` it. Everything that it is made of is its owner's to close, when `run` has returned.
 
-    `keep_free_bytes` of the host's memory shall stay free, whatever becomes of the guest; 0: any.
+    `watch`, `shelf` and `figures` are those of its `guest`.
     """
 
-    def __init__(
-        self,
-        settings: EngineSettings,
-        health: EngineHealth,
-        watch: GuestWatch,
-        partitioner: Partitioner,
-        shelf: PageShelf,
-        figures: AgentFigures,
-        waits: WaitBoard,
-        open_launcher: OpenPlaced,
-        keep_free_bytes: int = 0,
-    ) -> None:
+    def __init__(self, guest: GuestKeeper, watch: GuestWatch, shelf: PageShelf, figures: AgentFigures) -> None:
+        self._guest = guest
         self._watch = watch
         self._shelf = shelf
         self._figures = figures
-        self._guest = GuestKeeper(
-            settings, health, watch, partitioner, shelf, figures, waits, open_launcher, keep_free_bytes
-        )
 
     def alive(self, incarnation: str) -> bool:
         """Whether an incarnation may still generate."""

@@ -28,7 +28,7 @@ from rose_executor.counts_service import Questions, serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import open_launcher
 from rose_executor.executor_config import ExecutorConfig
-from rose_executor.guest_keeper import Joined
+from rose_executor.guest_keeper import GuestKeeper, Joined
 from rose_executor.guest_life import receiving
 from rose_executor.guest_plan import GuestPlan, open_watch, plan_guest
 from rose_executor.guest_watch import GuestWatch
@@ -109,17 +109,20 @@ class _Program:
         self._partitioner = partitioner
         self._observer = _observer(config, waits)
         self._metrics = ExecutorMetrics()
-        self._agent = Agent(
+        slo = config.serving.slo
+        figures = AgentFigures(self._metrics, status, waits, slo, self._tier, lambda: plan.keeper.trouble)
+        guest = GuestKeeper(
             plan.settings,
             EngineHealth(config.guest.restarts_max),
             watch,
             partitioner,
             shelf,
-            AgentFigures(self._metrics, status, waits, config.serving.slo, self._tier, lambda: plan.keeper.trouble),
+            figures,
             waits,
             partial(open_launcher, waits, run.output / "guest.log", config.guest.start_timeout_s),
             round(config.memory.keep_free_gib * 2**30),
         )
+        self._agent = Agent(guest, watch, shelf, figures)
 
     async def run(self, open_lender: OpenLender, ready: Callable[[str, str], None]) -> bool:
         section, join = self._config.executor, self._config.join

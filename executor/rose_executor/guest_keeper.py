@@ -64,7 +64,10 @@ class Joined:
 
 
 class GuestKeeper:
-    """`run` it; see `Agent` for what it is made of."""
+    """`run` it. Everything that it is made of is its owner's to close, when `run` has returned.
+
+    `keep_free_bytes` of the host's memory shall stay free, whatever becomes of the guest; 0: any.
+    """
 
     def __init__(
         self,
@@ -76,7 +79,7 @@ class GuestKeeper:
         figures: AgentFigures,
         waits: WaitBoard,
         open_launcher: OpenPlaced,
-        keep_free_bytes: int,
+        keep_free_bytes: int = 0,
     ) -> None:
         self._settings = settings
         self._health = health

@@ -28,7 +28,7 @@ from rose_executor.board_states import GuestState, Reading, ServingState
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.guest_keeper import Joined
+from rose_executor.guest_keeper import GuestKeeper, Joined
 from rose_executor.guest_presence import GuestPresence, PresenceRules, Residue, Room, Up
 from rose_executor.guest_rules import LOOK_S, GuestRules, Looked
 from rose_executor.guest_watch import GuestWatch
@@ -124,16 +124,18 @@ class Scene:
         rules = GuestRules(SlackPolicy(SLO, 256, 16), FixedBlocks(2**31))
         self.watch = GuestWatch(folder / "board", rules, self.floor)
         self.status = StatusBoard(Run("executor", folder, folder, os.open(os.devnull, os.O_RDONLY)), self.waits)
-        self.agent = Agent(
+        figures = AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier, lambda: self.unkept)
+        guest = GuestKeeper(
             EngineSettings("lent", model, folder, folder / "guest.log", board=folder / "board", page_dir=folder),
             EngineHealth(restarts_max, backoff_s=0.01),
             self.watch,
             self.floor,
             self.shelf,
-            AgentFigures(self.metrics, self.status, self.waits, SLO, self._tier, lambda: self.unkept),
+            figures,
             self.waits,
             self._launcher,
         )
+        self.agent = Agent(guest, self.watch, self.shelf, figures)
 
     def _tier(self, serving: ServingState | None) -> TierNow:
         return tier_now(serving, self.floor.describe(), FIXED_SPLIT)

@@ -39,7 +39,7 @@ from rose_executor.counts_service import serve_counts
 from rose_executor.engine_health import EngineHealth
 from rose_executor.engine_launcher import Midwife
 from rose_executor.engine_settings import EngineSettings
-from rose_executor.guest_keeper import Joined
+from rose_executor.guest_keeper import GuestKeeper, Joined
 from rose_executor.guest_life import receiving
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
@@ -164,7 +164,9 @@ async def executor(
         )
         tier_of = partial(tier_now, partition=partitioner.describe(), memory=FIXED_SPLIT)
         figures = AgentFigures(metrics, status, waits, SLO, tier_of, lambda: "")
-        agent = Agent(settings, EngineHealth(3), watch, partitioner, shelf, figures, waits, forked, keep_free_bytes)
+        health = EngineHealth(3)
+        guest = GuestKeeper(settings, health, watch, partitioner, shelf, figures, waits, forked, keep_free_bytes)
+        agent = Agent(guest, watch, shelf, figures)
         server, address = await serve_counts(shelf, agent.alive, port=0, token=TOKEN)
         client = TcpClient(host, int(port), token=TOKEN, waits=waits)
         counts = CountsClient(address, token=TOKEN, waits=waits, timeout_s=LONG_S)

@@ -37,7 +37,7 @@ LONG_S = 60.0
 class Guarding:
     """An agent whose guest samples to its last moment."""
 
-    def __init__(self, settings: Any, health: Any, watch: Any, partitioner: Any, shelf: PageShelf, *_: Any) -> None:
+    def __init__(self, guest: Any, watch: GuestWatch, shelf: PageShelf, figures: Any) -> None:
         self._page = PageWriter(shelf.folder / f"guest.{LIFE}.page", incarnation=LIFE, slots=4)
         self._lives = True
 
@@ -124,11 +124,9 @@ def test_a_stock_serving_engine_is_looked_at_if_its_page_is_named(
 class Asking(Guarding):
     """Beside a serving engine that gives memory back; it asks for the tier as its guest says more and more."""
 
-    def __init__(
-        self, settings: Any, health: Any, watch: GuestWatch, partitioner: Any, shelf: PageShelf, figures: Any, *_: Any
-    ) -> None:
-        super().__init__(settings, health, watch, partitioner, shelf)
-        self._watch, self._board, self._tier_of = watch, settings.board, figures._tier_of
+    def __init__(self, guest: Any, watch: GuestWatch, shelf: PageShelf, figures: Any) -> None:
+        super().__init__(guest, watch, shelf, figures)
+        self._watch, self._board, self._tier_of = watch, guest._settings.board, figures._tier_of
 
     async def run(self, joined: object) -> None:
         serving = ServingState(steps=1, arrivals=1)
@@ -195,11 +193,11 @@ def test_what_keeps_a_profile_from_the_disk_is_what_the_status_shows(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Troubled(Guarding):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            told.append(args[5]._unkept())
+        def __init__(self, guest: Any, watch: GuestWatch, shelf: PageShelf, figures: Any) -> None:
+            super().__init__(guest, watch, shelf, figures)
+            told.append(figures._unkept())
             keepers[0].trouble = "no space left"
-            told.append(args[5]._unkept())
+            told.append(figures._unkept())
 
         async def run(self, joined: object) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
