@@ -4,8 +4,9 @@ One run is one round: all phases of `coserving_phases`, interleaved, under the s
 bursts. Both engines stay for all rounds. The SLO is ROSE's: 1.6 times the p99 of serving alone for the first token,
 1.27 times for the tokens after it, measured before the first round under the parts of all rounds.
 
-Top-level figures are those of *ours*; `pooled_*` and `reclaim_excess_ms` take all rounds' requests together and stand
-in the last run alone. Beside the file a picture of each figure that has a target is written.
+Top-level figures are those of *ours*. Ratios, attainment and `reclaim_excess_ms` are of all rounds' requests together
+and stand in the last run alone; what a round by itself would say is called `round_*`. Beside the file a picture of each
+figure that has a target is written.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping
 
-from bench.coserving_figures import Shown, pooled_figures, round_figures
+from bench.coserving_figures import Shown, all_figures, round_figures
 from bench.coserving_pages import pages_figures
 from bench.coserving_phases import ALONE, NAIVE, PHASES, Phase
 from bench.coserving_plots import draw
@@ -44,9 +45,10 @@ class Session:
             run = self._runner.run(self._round(chosen(arguments.only), index, arguments.runs))
             if index == 0:
                 run = {**run, **pages_figures()}
+            if index == arguments.runs - 1:
+                run = {**run, **all_figures(self._rounds, self._slo)}
             self._runs.append(run)
             if index == arguments.runs - 1:
-                run = {**run, **pooled_figures(self._rounds)}
                 draw(self._runs, arguments.json)
                 self.close()
             return run
@@ -62,12 +64,17 @@ class Session:
         if self._rig is None:
             self._rig = await self._stack.enter_async_context(open_rig())
             self._rig.slo = await _calibrated(self._rig, rounds)
-        assert self._rig.slo is not None
         found = {phase.name: await shown(self._rig, phase, index) for phase in in_order(phases, index)}
         self._rounds.append(found)
-        slo = self._rig.slo
+        slo = self._slo
         figures = round_figures(found, slo)
         return {**figures, "slo_ttft_ms": 1e3 * slo.ttft_s, "slo_tpot_ms": 1e3 * slo.tpot_s}
+
+    @property
+    def _slo(self) -> Slo:
+        assert self._rig is not None
+        assert self._rig.slo is not None
+        return self._rig.slo
 
 
 async def _calibrated(rig: Rig, rounds: int) -> Slo:
@@ -110,7 +117,8 @@ def left_out(arguments: Namespace) -> dict[str, str]:
     names = {phase.name for phase in chosen(arguments.only)}
     left: dict[str, str] = {}
     if ALONE.name not in names:
-        left |= {f"{what}_p99_ratio": "--only leaves out alone" for what in ("ttft", "tpot")}
+        ratios = [f"{what}_p99_ratio{end}" for what in ("ttft", "tpot") for end in ("", "_low", "_high")]
+        left |= dict.fromkeys(ratios, "--only leaves out alone")
     if NAIVE.name not in names:
         left["guest_tok_s_fraction"] = "--only leaves out naive"
     return left
@@ -121,7 +129,7 @@ BENCH = Bench(
     summary="the co-serving executor: serving beside a guest, in seven ways to share a core",
     headline=(
         *("ttft_p99_ratio", "tpot_p99_ratio", "guest_tok_s_fraction", "slo_attainment", "reclaim_excess_ms"),
-        *("pooled_ttft_p99_ratio", "pooled_tpot_p99_ratio"),
+        *("ttft_p99_ratio_low", "ttft_p99_ratio_high", "tpot_p99_ratio_low", "tpot_p99_ratio_high"),
         *("oscillations_per_min", "tokens_lost", "over_quota_steps", "pages_back_ms_per_gib"),
         *("guest_overhead_percent", "probe_percent"),
     ),

@@ -1,10 +1,12 @@
-"""The pictures of `coserving`: one for each figure that has a target, all phases in it, every round a dot."""
+"""The pictures of `coserving`: one for each figure that has a target, all phases in it, every round a dot.
+
+A bar is of all rounds together; the last of the runs has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 
 from bench.coserving_phases import PHASES
 from bench.result import Run
@@ -34,22 +36,20 @@ def draw(runs: Sequence[Run], results: Path) -> list[Path]:
 def _draw(runs: Sequence[Run], figure: str, title: str, target: float | None, less: bool, path: Path) -> None:
     from matplotlib import pyplot
 
-    found = {
-        phase.name: [value for run in runs if (value := run.get(f"{figure}_{phase.name}")) is not None]
-        for phase in PHASES
-    }
-    named = {name: values for name, values in found.items() if values}
+    found = {phase.name: runs[-1].get(f"{figure}_{phase.name}") for phase in PHASES}
+    named = {name: value for name, value in found.items() if value is not None}
     chart, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
     at = range(len(named))
-    axes.bar(at, [median(values) for values in named.values()], color="#9db8d9", zorder=1)
-    for place, values in zip(at, named.values(), strict=True):
+    axes.bar(at, list(named.values()), color="#9db8d9", zorder=1)
+    for place, name in zip(at, named, strict=True):
+        values = [value for run in runs if (value := run.get(f"round_{figure}_{name}")) is not None]
         axes.plot([place] * len(values), values, "o", color="#1f3b5c", markersize=3, zorder=2)
     if target is not None:
         axes.axhline(target, color="#b3261e", linewidth=1, zorder=3)
         bound = f"target {'≤' if less else '≥'} {target:g}"
         axes.annotate(bound, (len(named) - 0.45, target), color="#b3261e", ha="right", va="bottom", fontsize=8)
     axes.set_xticks(list(at), [name.replace("_", " ") for name in named])
-    axes.set_title(f"{title} (bars: medians of {len(runs)} rounds)", fontsize=10)
+    axes.set_title(f"{title} (bars: all {len(runs)} rounds together, dots: each)", fontsize=10)
     axes.set_ylim(bottom=0)
     axes.spines[["top", "right"]].set_visible(False)
     chart.savefig(path, dpi=110)
