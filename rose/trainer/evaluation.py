@@ -43,7 +43,15 @@ class Evaluator:
         start_s = time.monotonic()
         seeds = range(self._config.first_seed, self._config.first_seed + self._config.episodes)
         tasks = [
-            Task(f"e{step}-{seed - seeds[0]}", f"e{step}", seed, Purpose.EVALUATION, version, index < SAMPLES)
+            Task(
+                f"e{step}-{seed - seeds[0]}",
+                f"e{step}",
+                seed,
+                Purpose.EVALUATION,
+                version,
+                len(seeds),
+                keep_messages=index < SAMPLES,
+            )
             for index, seed in enumerate(seeds)
         ]
         played = await self._rollout.run(tasks)

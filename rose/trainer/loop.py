@@ -114,6 +114,7 @@ class TrainingLoop:
                 (first_seed + group) % self._job.evaluation.first_seed,
                 Purpose.TRAIN,
                 min_version=step - 1,
+                group_size=rollout.group_size,
             )
             for group in range(rollout.groups)
             for attempt in range(rollout.group_size)

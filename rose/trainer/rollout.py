@@ -41,7 +41,7 @@ _ACCOUNT_OF = {
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One attempt to make: tasks of one group share their seed.
+    """One attempt to make: tasks of one group, of `group_size`, share their seed; those of an evaluation need not.
 
     It is sampled under `min_version` or newer. `keep_messages` keeps its words for `take_messages`.
     """
@@ -51,6 +51,7 @@ class Task:
     seed: int
     purpose: Purpose
     min_version: int
+    group_size: int
     keep_messages: bool = False
 
 
@@ -164,6 +165,7 @@ class Rollout:
                     tokens=sum(len(turn.output_ids) for turn in draft.turns),
                     why=draft.failure,
                 )
+                await self._sampler.over(task.trajectory_id)
                 self._settle(task, draft)
                 return draft.finish(task)
 
@@ -193,7 +195,6 @@ class Rollout:
         except _ContextFull as full:
             draft.fail(Outcome.TRUNCATED, full)
         finally:
-            self._sampler.over(task.trajectory_id)
             await episode.close()
 
     def _open(self, episode: OpenEpisode) -> tuple[Conversation, Delta]:
@@ -214,7 +215,15 @@ class Rollout:
         draft.context = context
 
     async def _turn(self, task: Task, draft: _Draft, index: int, conversation: Conversation, delta: Delta) -> str:
-        asked = LeasedTurn(task.trajectory_id, task.group_id, index, len(draft.context), task.min_version)
+        asked = LeasedTurn(
+            task.trajectory_id,
+            task.group_id,
+            index,
+            len(draft.context),
+            task.min_version,
+            group_size=task.group_size,
+            evaluation=task.purpose is Purpose.EVALUATION,
+        )
         last = index + 1 == self._turns_max
         sampled = await self._sampler.sample(asked, draft.context, last=last)
         draft.context.extend(sampled.output_ids)

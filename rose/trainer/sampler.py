@@ -92,9 +92,10 @@ class TurnSampler:
         self.settings = settings
         self._left_behind = LeftBehind()
 
-    def over(self, trajectory_id: str) -> None:
-        """It takes no more turns: the engine that keeps its prefix hears of that with the next request that it gets."""
+    async def over(self, trajectory_id: str) -> None:
+        """It takes no more turns: the scheduler is told, and the engine that keeps its prefix with its next request."""
         self._left_behind.over(trajectory_id)
+        await self._scheduler.over(trajectory_id)
 
     async def sample(self, asked: Turn, token_ids: list[int], *, last: bool = False) -> SampledTurn:
         """Continue `token_ids` by one turn, for which `asked` is leased; the trajectory's `last`, if that is known.
@@ -155,7 +156,7 @@ class TurnSampler:
 
     def _keep(self, engine: TurnEngine, lease: Lease, trajectory_id: str) -> Keep:
         forget = self._left_behind.on(engine.incarnation, trajectory_id)
-        return Keep(trajectory_id, lease.group_order, _KEEP_S, forget)
+        return Keep(trajectory_id, lease.keep_rank, _KEEP_S, forget)
 
     async def _attempt(
         self, engine: TurnEngine, lease: Lease, request_id: str, prompt: list[int], kept_tokens: int, keep: Keep

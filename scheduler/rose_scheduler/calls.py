@@ -79,6 +79,14 @@ class Calls:
         with self._waits.waiting(what, self.whom, self._timeout_s):
             return await self._repeated(what, lambda left_s: self._stream().end(request, left_s), self._timeout_s)
 
+    async def trajectory_ended(self, request: Any) -> Any:
+        """As `answer`, on that stream as well."""
+        what = "the end of a trajectory"
+        with self._waits.waiting(what, self.whom, self._timeout_s):
+            return await self._repeated(
+                what, lambda left_s: self._stream().end_trajectory(request, left_s), self._timeout_s
+            )
+
     def _stream(self) -> LeaseStream:
         if self._leases is None or self._leases.over:
             self._leases = LeaseStream(self._channel.stub.Leases(metadata=self._credentials))

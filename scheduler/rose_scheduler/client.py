@@ -49,7 +49,8 @@ class NotTaken(SchedulerError):
 class Turn:
     """What a lease is asked for. `context_tokens` are those that the engine is to read before it samples.
 
-    `avoid`: incarnations on which it is not to be placed; of many the newest `AVOIDED_MAX` count.
+    `avoid`: incarnations on which it is not to be placed; of many the newest `AVOIDED_MAX` count. `group_size` is how
+    many trajectories its group has in all.
     """
 
     trajectory_id: str
@@ -58,14 +59,16 @@ class Turn:
     context_tokens: int
     min_version: int = 0
     avoid: tuple[str, ...] = ()
+    group_size: int = 1
+    evaluation: bool = False
 
 
 @dataclass(slots=True)
 class Lease:
     """A place for one turn, until `until_s` (`time.monotonic()`); `token` is what the engine is shown.
 
-    `counts_address` is where the engine's tokens are counted, empty for the run's own engines; `group_order` is
-    lower for a group that opened earlier.
+    `counts_address` is where the engine's tokens are counted, empty for the run's own engines; the engine is to keep
+    the prefix the longer, the lower `keep_rank` is.
 
     Whoever holds it sets `tokens`, how many were received, and may set `outcome`; by default that follows from how
     the body of the `async with` ends.
@@ -80,7 +83,7 @@ class Lease:
     until_s: float
     token: str = field(repr=False)
     counts_address: str = ""
-    group_order: int = 0
+    keep_rank: int = 0
     tokens: int = 0
     outcome: LeaseOutcome | None = None
 
@@ -92,6 +95,8 @@ class EngineState:
     weight_version: int
     slots_open: int
     kv_used_fraction: float
+    kv_tokens: int = 0
+    token_s: float = 0.0
 
 
 class SchedulerClient:
@@ -133,6 +138,17 @@ class SchedulerClient:
         finally:
             await self._end(lease, lease.outcome or outcome)
 
+    async def over(self, trajectory_id: str) -> None:
+        """A trajectory takes no more turns: others may have its place. What cannot be told is said in the log."""
+        request = wire.EndTrajectoryRequest(trajectory_id=trajectory_id)
+        try:
+            reply = await self._calls.trajectory_ended(request)
+        except (DeadlineExceeded, SchedulerError) as error:
+            log.warning("the end of a trajectory could not be told", trajectory_id=trajectory_id, why=str(error))
+            return
+        if reply.verdict == wire.END_VERDICT_MALFORMED:
+            raise ContractError(f"the end of trajectory {trajectory_id} is malformed: {reply.what}")
+
     async def offer(self, engine: EngineOffered) -> Standing:
         """Tell of an engine; the same offer may be made again."""
         request = wire.RegisterEngineRequest(
@@ -154,6 +170,8 @@ class SchedulerClient:
             weight_version=state.weight_version,
             slots_open=state.slots_open,
             kv_used_fraction=state.kv_used_fraction,
+            kv_tokens=state.kv_tokens,
+            token_ms=state.token_s * 1000,
         )
         return await self._tell_engine("an engine's beat", "Beat", request)
 
@@ -289,6 +307,8 @@ def _question(lease_id: str, turn: Turn, hold_s: float, left_s: float) -> Any:
         wait_ms=left_s * 1000,
         hold_ms=hold_s * 1000,
         avoid=turn.avoid[-AVOIDED_MAX:],
+        group_size=turn.group_size,
+        evaluation=turn.evaluation,
     )
 
 
@@ -303,5 +323,5 @@ def _lease(lease_id: str, grant: Any) -> Lease:
         time.monotonic() + grant.hold_ms / 1000,
         grant.token,
         grant.counts_address,
-        grant.group_order,
+        grant.keep_rank,
     )

@@ -31,10 +31,12 @@ from rose_scheduler.events import (
     HealthChanged,
     LeaseAsked,
     LeaseEnded,
+    OverAnswered,
     PlacementAction,
     PlacementEvent,
     Reason,
     Refuse,
+    TrajectoryOver,
 )
 from rose_scheduler.placement import Placement
 
@@ -89,6 +91,12 @@ class Desk:
             self._metrics.tokens.inc(event.tokens)
         ids = {"trajectory_id": answer.trajectory_id, "lease_id": event.lease_id}
         log.info("lease ended", outcome=event.outcome, tokens=event.tokens, verdict=answer.verdict, **ids)
+        return answer
+
+    def over(self, event: TrajectoryOver) -> OverAnswered:
+        """Take the news that a trajectory takes no more turns."""
+        answer = next(one for one in self._feed(event) if isinstance(one, OverAnswered))
+        log.info("trajectory over", verdict=answer.verdict, trajectory_id=event.trajectory_id)
         return answer
 
     def show(self) -> None:

@@ -36,6 +36,8 @@ from rose_scheduler.events import (
     Standing,
 )
 from rose_scheduler.limits import Limits
+from rose_scheduler.mean import Mean
+from rose_scheduler.pool import Pool
 
 _Rank = tuple[bool, float, float, str]
 
@@ -54,9 +56,17 @@ class Engine:
     counts_address: str = ""
     slots_open: int = 0
     kv_used_fraction: float = 0.0
+    token_s: float = 0.0
     health: Health = Health.STARTING
     why: str = "no beat yet"
     leases: set[str] = field(default_factory=set)
+    pool: Pool = field(default_factory=Pool)
+    turn_s: Mean = field(default_factory=Mean)
+
+    @property
+    def life(self) -> tuple[str, str]:
+        """What names it among all engines that ever were."""
+        return (self.engine_id, self.incarnation)
 
     @property
     def slots(self) -> int:
@@ -67,9 +77,13 @@ class Engine:
     def has_room(self) -> bool:
         return self.health is Health.HEALTHY and len(self.leases) < self.slots
 
+    def may_take(self, asked: LeaseAsked) -> bool:
+        """Whether a lease that is asked for so may be placed here, as soon as there is room."""
+        return self.weight_version >= asked.min_version and self.incarnation not in asked.avoid
+
     def can_take(self, asked: LeaseAsked) -> bool:
-        """Whether a lease that is asked for so may be placed here."""
-        return self.has_room and self.weight_version >= asked.min_version and self.incarnation not in asked.avoid
+        """Whether it may be placed here now."""
+        return self.has_room and self.may_take(asked)
 
     @property
     def rank(self) -> _Rank:
@@ -109,10 +123,12 @@ class Engines:
         engine = self._engines.get(engine_id)
         return engine if engine is not None and engine.incarnation == incarnation else None
 
-    def best(self, asked: LeaseAsked) -> Engine | None:
-        """The first in rank that can take what is asked for; None if there is none."""
-        ranked = (self._engines[engine_id] for *_, engine_id in self._order)
-        return next((engine for engine in ranked if engine.can_take(asked)), None)
+    def with_room(self, asked: LeaseAsked) -> Iterator[Engine]:
+        """Those that can take what is asked for, in rank."""
+        for *_, engine_id in self._order:
+            engine = self._engines[engine_id]
+            if engine.can_take(asked):
+                yield engine
 
     def offer(self, event: EngineOffered, now: float) -> tuple[EngineAnswered, list[Engine]]:
         """Take an offer: the answer, and the engines that it ended. The same offer again changes nothing."""
@@ -158,6 +174,7 @@ class Engines:
         engine.weight_version = event.weight_version
         engine.slots_open = event.slots_open
         engine.kv_used_fraction = event.kv_used_fraction
+        engine.token_s = event.token_s
         engine.heard_s = now
         engine.health = Health.HEALTHY
         engine.why = ""

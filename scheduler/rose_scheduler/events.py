@@ -2,8 +2,8 @@
 
 `incarnation` tells the lives of one engine apart; it is new at every start. Times are seconds on the clock that
 `step` is given; versions are weight versions. Each event of a caller is answered by exactly one action of its own:
-EngineOffered, EngineBeat and EngineGone by EngineAnswered, LeaseEnded by EndAnswered, LeaseAsked by Grant, Refuse or
-Expire, at the latest at its deadline; Cancelled by nothing.
+EngineOffered, EngineBeat and EngineGone by EngineAnswered, LeaseEnded by EndAnswered, TrajectoryOver by OverAnswered,
+LeaseAsked by Grant, Refuse or Expire, at the latest at its deadline; Cancelled by nothing.
 """
 
 from __future__ import annotations
@@ -95,13 +95,19 @@ class EngineOffered:
 
 @dataclass(frozen=True, slots=True)
 class EngineBeat:
-    """An engine lives. `slots_open`: requests that it may hold now, those that it has included; 0 is closed."""
+    """An engine lives. `slots_open`: requests that it may hold now, those that it has included; 0 is closed.
+
+    `kv_tokens` is for how many tokens it has KV memory, and `token_s` how long it takes to compute one of a context;
+    0 is unknown.
+    """
 
     engine_id: str
     incarnation: str
     weight_version: int
     slots_open: int
     kv_used_fraction: float
+    kv_tokens: int = 0
+    token_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ class LeaseAsked:
 
     `token` is what the holder will show to the engine; whoever makes the event draws it. Asked again with the same
     `lease_id`, the answer is the same. `avoid` are incarnations of engines on which it is not to be placed.
+    `group_size` is how many trajectories its group has in all.
     """
 
     lease_id: str
@@ -131,6 +138,15 @@ class LeaseAsked:
     hold_s: float
     token: str = field(repr=False)
     avoid: tuple[str, ...] = ()
+    group_size: int = 1
+    evaluation: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryOver:
+    """A trajectory takes no more turns, however it ended."""
+
+    trajectory_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +172,14 @@ class Tick:
     number: int
 
 
-PlacementEvent = EngineOffered | EngineBeat | EngineGone | LeaseAsked | LeaseEnded | Cancelled | Tick
+PlacementEvent = EngineOffered | EngineBeat | EngineGone | LeaseAsked | LeaseEnded | TrajectoryOver | Cancelled | Tick
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     """The turn may be sent to `address` until `until_s`. `affine`: that engine holds the trajectory's prefix.
 
-    `group_order` is lower for a group that opened earlier.
+    The engine is to keep the prefix the longer, the lower `keep_rank` is.
     """
 
     lease_id: str
@@ -176,7 +192,7 @@ class Grant:
     affine: bool
     token: str = field(repr=False)
     counts_address: str = ""
-    group_order: int = 0
+    keep_rank: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +225,14 @@ class EndAnswered:
 
 
 @dataclass(frozen=True, slots=True)
+class OverAnswered:
+    """Answer to TrajectoryOver: ENDED, DUPLICATE, or UNKNOWN for one that is not remembered."""
+
+    trajectory_id: str
+    verdict: EndVerdict
+
+
+@dataclass(frozen=True, slots=True)
 class EngineAnswered:
     """Answer to EngineOffered, EngineBeat or EngineGone; `what` says why, where that is needed."""
 
@@ -228,4 +252,6 @@ class HealthChanged:
     why: str
 
 
-PlacementAction = Grant | Refuse | Expire | EndAnswered | EngineAnswered | HealthChanged | After[PlacementEvent]
+PlacementAction = (
+    Grant | Refuse | Expire | EndAnswered | OverAnswered | EngineAnswered | HealthChanged | After[PlacementEvent]
+)

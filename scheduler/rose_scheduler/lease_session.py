@@ -20,7 +20,7 @@ from typing import Any
 from rose.proto.v1 import scheduler_pb2 as wire
 from rose_scheduler.desk import Desk
 from rose_scheduler.events import Reason, Refuse
-from rose_scheduler.wire import VERDICTS, Malformed, ask_reply, asked, ended
+from rose_scheduler.wire import VERDICTS, Malformed, ask_reply, asked, ended, trajectory_over
 
 _ANSWERS_MAX = 4096
 _ANSWERS_AT_ONCE = 256
@@ -82,6 +82,9 @@ class LeaseSession:
                 question.add_done_callback(partial(self._decided, call.call_id))
             case "end":
                 self._say(wire.LeaseAnswer(call_id=call.call_id, ended=self._ended(call.end)))
+            case "end_trajectory":
+                over = self._trajectory_over(call.end_trajectory)
+                self._say(wire.LeaseAnswer(call_id=call.call_id, trajectory_ended=over))
             case "give_up":
                 if call.call_id in self._open:
                     self._open[call.call_id].cancel()
@@ -106,6 +109,13 @@ class LeaseSession:
     def _ended(self, request: Any) -> Any:
         try:
             answer = self._desk.end(ended(request))
+        except Malformed as error:
+            return wire.EndLeaseReply(verdict=wire.END_VERDICT_MALFORMED, what=str(error))
+        return wire.EndLeaseReply(verdict=VERDICTS[answer.verdict])
+
+    def _trajectory_over(self, request: Any) -> Any:
+        try:
+            answer = self._desk.over(trajectory_over(request))
         except Malformed as error:
             return wire.EndLeaseReply(verdict=wire.END_VERDICT_MALFORMED, what=str(error))
         return wire.EndLeaseReply(verdict=VERDICTS[answer.verdict])

@@ -56,11 +56,11 @@ class LeaseStream:
 
     async def end(self, request: Any, timeout_s: float) -> Any:
         """The answer to an `EndLeaseRequest`; raises as `ask` does."""
-        call_id, answer = self._say(end=request)
-        try:
-            return (await _in_time(answer, timeout_s)).ended
-        finally:
-            self._pending.pop(call_id, None)
+        return (await self._told(timeout_s, end=request)).ended
+
+    async def end_trajectory(self, request: Any, timeout_s: float) -> Any:
+        """The answer to an `EndTrajectoryRequest`; raises as `ask` does."""
+        return (await self._told(timeout_s, end_trajectory=request)).trajectory_ended
 
     def close(self) -> None:
         """End it; calls under way are cancelled."""
@@ -70,6 +70,13 @@ class LeaseStream:
         self._call.cancel()
         for answer in self._pending.values():
             answer.cancel()
+
+    async def _told(self, timeout_s: float, **call: Any) -> Any:
+        call_id, answer = self._say(**call)
+        try:
+            return await _in_time(answer, timeout_s)
+        finally:
+            self._pending.pop(call_id, None)
 
     def _say(self, **call: Any) -> tuple[int, asyncio.Future[Any]]:
         self._last_id += 1

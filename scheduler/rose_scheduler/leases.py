@@ -19,7 +19,7 @@ from rose_scheduler.trajectories import Trajectory
 
 @dataclass(slots=True)
 class Lease:
-    """Waits while `grant` is None; `engine` is the one that was granted."""
+    """Waits while `grant` is None; `engine` is the one that was granted, `tokens` what it brought."""
 
     asked: LeaseAsked
     asked_s: float
@@ -27,6 +27,7 @@ class Lease:
     grant: Grant | None = None
     granted_s: float = 0.0
     engine: Engine | None = None
+    tokens: int = 0
 
     def is_for(self, event: LeaseAsked) -> bool:
         """Whether `event` asks for this very lease; when, for how long and with what token plays no part."""

@@ -26,6 +26,7 @@ from rose_scheduler.events import (
     Reason,
     Refuse,
     Standing,
+    TrajectoryOver,
 )
 from rose_scheduler.why import Why
 
@@ -36,6 +37,8 @@ WAIT_MS_MAX = 86_400_000.0
 REQUESTS_MAX = 65_536
 TOKENS_MAX = 2**31
 AVOIDED_MAX = 16
+KV_TOKENS_MAX = 2**40
+GROUP_MAX = 65_536
 
 KINDS: Mapping[EngineKind, wire.EngineKind] = {
     EngineKind.DEDICATED: wire.ENGINE_KIND_DEDICATED,
@@ -104,6 +107,8 @@ def beat(message: Any) -> EngineBeat:
         _version("weight_version", message.weight_version),
         message.slots_open,
         _number("kv_used_fraction", message.kv_used_fraction, 0.0, 1.0),
+        _whole("kv_tokens", message.kv_tokens, 0, KV_TOKENS_MAX),
+        _number("token_ms", message.token_ms, 0.0, WAIT_MS_MAX) / 1000,
     )
 
 
@@ -125,7 +130,13 @@ def asked(message: Any, now: float, token: str) -> LeaseAsked:
         _number("hold_ms", message.hold_ms, 1.0, WAIT_MS_MAX) / 1000,
         token,
         _avoided(message.avoid),
+        _whole("group_size", message.group_size or 1, 1, GROUP_MAX),
+        message.evaluation,
     )
+
+
+def trajectory_over(message: Any) -> TrajectoryOver:
+    return TrajectoryOver(_text("trajectory_id", message.trajectory_id))
 
 
 def ended(message: Any) -> LeaseEnded:
@@ -149,7 +160,7 @@ def ask_reply(answer: Grant | Refuse | Expire, now: float) -> Any:
                     token=answer.token,
                     affine=answer.affine,
                     counts_address=answer.counts_address,
-                    group_order=answer.group_order,
+                    keep_rank=answer.keep_rank,
                 )
             )
         case Refuse():

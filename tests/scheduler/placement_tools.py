@@ -17,6 +17,7 @@ from rose_scheduler.events import (
     PlacementAction,
     PlacementEvent,
     Tick,
+    TrajectoryOver,
 )
 from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
@@ -47,13 +48,23 @@ class Story:
         )
 
     def beat(
-        self, engine: str = "e", incarnation: str = "1", version: int = 0, slots: int = 99, kv: float = 0.0
+        self,
+        engine: str = "e",
+        incarnation: str = "1",
+        version: int = 0,
+        slots: int = 99,
+        kv: float = 0.0,
+        tokens: int = 0,
+        token_s: float = 0.0,
     ) -> tuple[PlacementAction, ...]:
-        return self.feed(EngineBeat(engine, incarnation, version, slots, kv))
+        return self.feed(EngineBeat(engine, incarnation, version, slots, kv, tokens, token_s))
 
     def join(self, engine: str = "e", **facts: int) -> None:
         self.offer(engine, **facts)  # type: ignore[arg-type]
         self.beat(engine, version=facts.get("version", 0))
+
+    def over(self, trajectory: str) -> tuple[PlacementAction, ...]:
+        return self.feed(TrajectoryOver(trajectory))
 
     def gone(self, engine: str = "e", incarnation: str = "1") -> tuple[PlacementAction, ...]:
         return self.feed(EngineGone(engine, incarnation, "told to go"))
@@ -69,6 +80,9 @@ class Story:
         hold_s: float = 60.0,
         turn: int = 1,
         avoid: tuple[str, ...] = (),
+        context: int = 100,
+        size: int = 1,
+        evaluation: bool = False,
     ) -> tuple[PlacementAction, ...]:
         return self.feed(
             LeaseAsked(
@@ -76,17 +90,21 @@ class Story:
                 trajectory or f"t-{lease}",
                 group,
                 turn,
-                100,
+                context,
                 version,
                 self.now + wait_s,
                 hold_s,
                 f"token {lease}",
                 avoid,
+                size,
+                evaluation,
             )
         )
 
-    def end(self, lease: str, outcome: LeaseOutcome = LeaseOutcome.DONE) -> tuple[PlacementAction, ...]:
-        return self.feed(LeaseEnded(lease, outcome, 7))
+    def end(
+        self, lease: str, outcome: LeaseOutcome = LeaseOutcome.DONE, tokens: int = 7
+    ) -> tuple[PlacementAction, ...]:
+        return self.feed(LeaseEnded(lease, outcome, tokens))
 
 
 def only(kind: type[T], actions: Sequence[object]) -> T:

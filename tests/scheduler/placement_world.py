@@ -29,12 +29,14 @@ from rose_scheduler.events import (
     LeaseAsked,
     LeaseEnded,
     LeaseOutcome,
+    OverAnswered,
     PlacementAction,
     PlacementEvent,
     Reason,
     Refuse,
     Standing,
     Tick,
+    TrajectoryOver,
 )
 from rose_scheduler.limits import Limits
 from rose_scheduler.placement import Placement
@@ -55,6 +57,7 @@ class EngineBook:
     offered_s: float
     version: int = 0
     slots: int = 0
+    kv_tokens: int = 0
     heard_s: float | None = None
     held: set[str] = field(default_factory=set)
 
@@ -82,9 +85,12 @@ class PlacementWorld:
         self.waiting: dict[str, LeaseAsked] = {}
         self.granted: dict[str, Grant] = {}
         self.over: dict[str, str] = {}
-        self.counts = {"granted": 0, "expired": 0, "refused": 0, "ended": 0, "restarts": 0, "lost": 0, "cancelled": 0}
+        names = ("granted", "expired", "refused", "ended", "restarts", "lost", "cancelled", "affine", "priced", "done")
+        self.counts = dict.fromkeys(names, 0)
         self._timers: list[tuple[float, int]] = []
         self._drawn = 0
+        self.ended = 0
+        """Whose turn ended last."""
 
     def run(self, happenings: int = 80) -> None:
         for _ in range(happenings):
@@ -118,6 +124,7 @@ class PlacementWorld:
             self._end: 10,
             self._end_again: 2,
             self._cancel: 2,
+            self._trajectory_over: 0.5,
             self._restart: 0.4,
         }
         (happening,) = self.random.choices(list(kinds), list(kinds.values()))
@@ -160,6 +167,8 @@ class PlacementWorld:
                 max(book.version, self._version()),
                 self.random.choice((0, 1, 2, 3, 3, 3)),
                 self.random.random(),
+                self.random.choice((0, 30, 90, 200)),
+                self.random.choice((0.0, 0.1, 0.1)),
             )
             self._send_beat(event, book)
 
@@ -167,6 +176,7 @@ class PlacementWorld:
         known = not book.dead(self.now)
         if known:  # before the answer, since what the beat frees is granted with it
             book.version, book.slots, book.heard_s = event.weight_version, event.slots_open, self.now
+            book.kv_tokens = event.kv_tokens
         (answer,) = [one for one in self.feed(event) if isinstance(one, EngineAnswered)]
         must((answer.standing is Standing.KNOWN) == known, f"{event} is answered with {answer}")
         if not known:
@@ -196,20 +206,22 @@ class PlacementWorld:
 
     def _ask_one(self) -> None:
         self._drawn += 1
-        number = self.random.randint(0, 11)
+        number = self.random.choice((self.random.randint(0, 11), self.ended))
         wait_s = self.random.choice((0.0, 0.05, 1.0, 5.0, 20.0))
         hold_s = self.random.choice((0.5, 5.0, 30.0))
         event = LeaseAsked(
             f"lease {self._drawn}",
             f"trajectory {number}",
             f"group {number // 3}",
-            1,
-            10,
+            self.random.randint(0, 2),
+            self.random.choice((5, 10, 20, 40)),
             self._version(),
             self.now + wait_s,
             hold_s,
             f"token {self._drawn}",
             tuple(book.offered.incarnation for book in self.engines.values() if self.random.random() < 0.1),
+            group_size=3,
+            evaluation=number > 10,
         )
         self._send_ask(event)
 
@@ -224,9 +236,8 @@ class PlacementWorld:
             before = self.granted.get(lease_id)
             event = self.waiting.get(lease_id)
             if before is not None:
-                event = LeaseAsked(
-                    lease_id, before.trajectory_id, self._group(before.trajectory_id), 1, 10, 0, 1e9, 1.0, "another"
-                )
+                group = self._group(before.trajectory_id)
+                event = LeaseAsked(lease_id, before.trajectory_id, group, 1, 10, 0, 1e9, 1.0, "another")
                 answers = self.feed(event)
                 changed = lease_id not in self.granted
                 must(changed or before in answers or any(isinstance(a, Refuse) for a in answers), f"{answers}")
@@ -237,13 +248,14 @@ class PlacementWorld:
         if self.granted:
             lease_id = self.random.choice(list(self.granted))
             self._silence()
-            event = LeaseEnded(lease_id, self.random.choice(list(LeaseOutcome)), 3)
+            event = LeaseEnded(lease_id, self.random.choice((LeaseOutcome.DONE, LeaseOutcome.DONE, *LeaseOutcome)), 3)
             grant = self.granted[lease_id]
             still_held = lease_id in self._held() and self.now < grant.until_s
             if still_held:
                 self._free(lease_id)
                 self.over[lease_id] = "ended"
                 self.counts["ended"] += 1
+                self.ended = int(grant.trajectory_id.split()[1])
             (answer,) = [one for one in self.feed(event) if isinstance(one, EndAnswered)]
             must((answer.verdict is EndVerdict.ENDED) == still_held, f"{event} is answered with {answer}")
 
@@ -252,6 +264,13 @@ class PlacementWorld:
             event = LeaseEnded(self.random.choice(list(self.over)), LeaseOutcome.DONE, 3)
             (answer,) = [one for one in self.feed(event) if isinstance(one, EndAnswered)]
             must(answer.verdict is not EndVerdict.ENDED, f"{event} counts twice")
+
+    def _trajectory_over(self) -> None:
+        trajectory_id = f"trajectory {self.random.randint(0, 11)}"
+        (answer,) = [one for one in self.feed(TrajectoryOver(trajectory_id)) if isinstance(one, OverAnswered)]
+        self.counts["done"] += answer.verdict is EndVerdict.ENDED
+        (again,) = [one for one in self.feed(TrajectoryOver(trajectory_id)) if isinstance(one, OverAnswered)]
+        must(again.verdict is not EndVerdict.ENDED, f"{trajectory_id} is over twice")
 
     def _cancel(self) -> None:
         if self.waiting:
@@ -328,6 +347,7 @@ class PlacementWorld:
         book.held.add(grant.lease_id)
         self.granted[grant.lease_id] = grant
         self.counts["granted"] += 1
+        self.counts["affine"] += grant.affine
 
     def _expired(self, action: Expire) -> None:
         if action.lapse is Lapse.NOT_PLACED:
@@ -383,12 +403,28 @@ class PlacementWorld:
         }
         for kind, entries in core.remembered().items():
             must(entries <= most[kind], f"{entries} {kind} are remembered")
+        self._check_pools()
+
+    def _check_pools(self) -> None:
+        """Whoever runs is in his engine's pool, and nobody's prefix is in two."""
+        resident: list[str] = []
+        for engine in self.core.engines:
+            pool = engine.pool
+            must(pool.running == len(engine.leases), f"{pool.running} run on {engine.engine_id}, not {engine.leases}")
+            within = not pool.capacity_tokens or pool.running_tokens + pool.resident_tokens <= pool.capacity_tokens
+            must(within or not pool.residents, f"{engine.engine_id} holds more than it has")
+            resident += [f"trajectory {one}" for one in range(12) if pool.resident(f"trajectory {one}")]
+        must(len(resident) == len(set(resident)), f"in two pools: {resident}")
 
     def _room_is_used(self) -> None:
         for asked in self.waiting.values():
             for book in self.engines.values():
                 fits = book.room(self.now) > 0 and book.version >= asked.min_version
                 fits = fits and book.offered.incarnation not in asked.avoid
+                home = self.core.residency.home(self.core.trajectories.find(asked.trajectory_id))
+                if fits and ((book.kv_tokens and book.held) or home is not None):
+                    self.counts["priced"] += 1
+                    continue
                 must(not fits, f"{asked.lease_id} waits, and {book.offered.engine_id} has room for it")
 
     def _version(self) -> int:

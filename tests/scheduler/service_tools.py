@@ -49,8 +49,10 @@ class Site:
     async def say(self, request: Any) -> Any:
         """On a call of its own, or on the stream of leases."""
         name = type(request).__name__.removesuffix("Request")
-        if name in ("AskLease", "EndLease"):
-            return await {"AskLease": self.leases.ask, "EndLease": self.leases.end}[name](request, LONG_S)
+        leases = self.leases
+        on_stream = {"AskLease": leases.ask, "EndLease": leases.end, "EndTrajectory": leases.end_trajectory}
+        if name in on_stream:
+            return await on_stream[name](request, LONG_S)
         return await getattr(self.stub, name)(request, timeout=LONG_S, metadata=credentials(TOKEN))
 
     def another_stream(self) -> LeaseStream:

@@ -36,7 +36,7 @@ def test_a_turn_goes_to_an_engine_that_beats_with_a_token_and_a_term() -> None:
     assert isinstance(health, HealthChanged)
     assert (health.health, health.why) == (Health.HEALTHY, "was starting, and beats")
     assert grant == Grant(
-        "a", "t-a", "e", "1", "at-e", 0, story.now + 60.0, False, "token a", group_order=grant.group_order
+        "a", "t-a", "e", "1", "at-e", 0, story.now + 60.0, False, "token a", keep_rank=grant.keep_rank
     )
     assert only(EndAnswered, story.end("a")).verdict is EndVerdict.ENDED
 
@@ -44,7 +44,7 @@ def test_a_turn_goes_to_an_engine_that_beats_with_a_token_and_a_term() -> None:
 def test_a_group_that_opened_earlier_says_so_in_each_of_its_grants() -> None:
     story = Story()
     story.join(most=8)
-    orders = [only(Grant, story.ask(f"l{at}", f"t{at}", group)).group_order for at, group in enumerate("abab")]
+    orders = [only(Grant, story.ask(f"l{at}", f"t{at}", group)).keep_rank for at, group in enumerate("abab")]
     assert orders[0] < orders[1]
     assert orders[:2] == orders[2:]
 

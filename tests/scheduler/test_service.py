@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -137,6 +138,7 @@ MALFORMED = [
         {"min_version": 2**64 - 1},
         {"avoid": ["a"] * 17},
         {"avoid": ["a", ""]},
+        {"group_size": 2**31},
     )
 ]
 MALFORMED += [
@@ -149,12 +151,19 @@ MALFORMED += [
 MALFORMED += [(wire.RegisterEngineRequest, OFFER, {"max_requests": 2**32 - 1})]
 MALFORMED += [
     (wire.BeatRequest, BEAT, change)
-    for change in ({"kv_used_fraction": float("nan")}, {"kv_used_fraction": 1.5}, {"weight_version": 2**63})
+    for change in (
+        {"kv_used_fraction": float("nan")},
+        {"kv_used_fraction": 1.5},
+        {"weight_version": 2**63},
+        {"token_ms": -1.0},
+        {"kv_tokens": 2**60},
+    )
 ]
 MALFORMED += [
     (wire.EndLeaseRequest, {"lease_id": "l", "outcome": 1, "tokens": 1}, change)
     for change in ({"outcome": 0}, {"outcome": 99}, {"tokens": 2**63}, {"lease_id": ""})
 ]
+MALFORMED += [(wire.EndTrajectoryRequest, {"trajectory_id": "t"}, {"trajectory_id": ""})]
 MALFORMED += [(wire.WithdrawEngineRequest, {**ENGINE, "why": "so"}, {"why": ""})]
 
 
@@ -272,6 +281,33 @@ def test_an_end_that_is_told_twice_counts_once() -> None:
             assert unknown.verdict == wire.END_VERDICT_UNKNOWN
             assert here.sample("tokens_total") == 7
             assert here.sample("leases_ended_total", verdict="duplicate") == 2
+
+    asyncio.run(check())
+
+
+def test_the_end_of_a_trajectory_is_taken_once_and_makes_room_for_its_group() -> None:
+    async def check() -> None:
+        async with site() as here:
+            await here.joined()
+            async with here.client.lease(replace(turn(), group_size=4), wait_s=LONG_S, hold_s=LONG_S):
+                pass
+            await here.client.over("trajectory-0")
+            again = [await here.say(wire.EndTrajectoryRequest(trajectory_id=name)) for name in ("trajectory-0", "none")]
+            assert [reply.verdict for reply in again] == [wire.END_VERDICT_DUPLICATE, wire.END_VERDICT_UNKNOWN]
+            trajectory = here.desk.core.trajectories.find("trajectory-0")
+            assert trajectory is not None
+            assert trajectory.group.completion == 0.25
+
+    asyncio.run(check())
+
+
+def test_an_engine_says_how_much_it_holds_and_what_a_token_costs() -> None:
+    async def check() -> None:
+        async with site() as here:
+            await here.joined()
+            await here.client.beat(offered(), EngineState(0, 1, 0.0, 4096, 0.0125))
+            (engine,) = here.desk.core.engines
+            assert (engine.pool.capacity_tokens, engine.token_s) == (4096, 0.0125)
 
     asyncio.run(check())
 
@@ -451,7 +487,7 @@ def test_two_thousand_at_once_are_all_served_in_turn_and_never_more_than_the_slo
 def test_a_line_that_stays_full_is_told_at_the_deadline() -> None:
     async def check() -> None:
         async with site(waiting=1, retry_after_s=0.02) as here:
-            first = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE)))
+            first = asyncio.create_task(here.say(wire.AskLeaseRequest(**LEASE | {"context_tokens": 99})))
             await until(lambda: len(here.desk.core.line) == 1)
             with pytest.raises(DeadlineExceeded, match="1 leases wait already"):
                 async with here.client.lease(turn(), wait_s=0.2, hold_s=1.0):
@@ -564,5 +600,19 @@ def test_an_end_that_cannot_be_told_is_logged_and_spoils_nothing(caplog: pytest.
             lines = [str(record.msg) for record in caplog.records]
             (line,) = [line for line in lines if "the end of a lease could not be told" in line]
             assert lease.lease_id in line
+
+    asyncio.run(check())
+
+
+def test_the_end_of_a_trajectory_that_cannot_be_told_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with site() as here:
+            client = SchedulerClient(here.address, token=TOKEN, waits=here.waits, timeout_s=0.05)
+            await here.server.stop(None)
+            await client.over("t-lost")
+            await client.close()
+            lines = [str(record.msg) for record in caplog.records]
+            (line,) = [line for line in lines if "the end of a trajectory could not be told" in line]
+            assert "t-lost" in line
 
     asyncio.run(check())

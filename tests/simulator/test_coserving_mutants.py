@@ -32,7 +32,6 @@ from rose_scheduler.engines import Engine, Engines
 from rose_scheduler.events import Grant, Health, Lapse, LeaseAsked, PlacementAction, PlacementEvent
 from rose_scheduler.leases import Lease, Leases
 from rose_scheduler.placement import Placement
-from rose_scheduler.trajectories import Trajectory
 
 SEEDS = 400
 
@@ -186,8 +185,8 @@ def test_a_guest_that_costs_serving_too_much(
 
 
 class TakesAnyVersion(Placement):
-    def _pick(self, trajectory: Trajectory | None, asked: LeaseAsked) -> Engine | None:
-        return super()._pick(trajectory, replace(asked, min_version=0))
+    def step(self, event: PlacementEvent, now: float) -> tuple[PlacementAction, ...]:
+        return super().step(replace(event, min_version=0) if isinstance(event, LeaseAsked) else event, now)
 
 
 class GrantsAnew(Placement):

@@ -217,6 +217,10 @@ class ScriptedScheduler:
         self._supervisor = supervisor
         self.leased: list[Turn] = []
         self.ended: list[Lease] = []
+        self.over_ids: list[str] = []
+
+    async def over(self, trajectory_id: str) -> None:
+        self.over_ids.append(trajectory_id)
 
     @asynccontextmanager
     async def lease(self, turn: Turn, *, wait_s: float, hold_s: float) -> AsyncIterator[Lease]:

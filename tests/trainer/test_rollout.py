@@ -48,7 +48,7 @@ def answers(asked: Asked) -> Answer:
 
 
 def a_task(index: int = 0, **changes: Any) -> Task:
-    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN, 0), **changes)
+    return replace(Task(f"t{index}", "g", index, Purpose.TRAIN, 0, 1), **changes)
 
 
 class Bench:
@@ -287,6 +287,20 @@ def test_turns_are_leased_for_their_group_and_the_version_that_the_task_asks_for
     assert {(turn.trajectory_id, turn.group_id, turn.min_version) for turn in leased} == {("t0", "g", 7)}
     assert [turn.number for turn in leased] == [0, 1, 2]
     assert [turn.context_tokens for turn in leased] == [len(asked.token_ids) for asked in bench.supervisor.asked]
+    assert {(turn.group_size, turn.evaluation) for turn in leased} == {(1, False)}
+
+
+def test_the_scheduler_hears_of_every_trajectory_that_is_over_however_it_ended(bench: Bench) -> None:
+    def reset(seed: int, episode_id: str) -> str:
+        if seed == 1:
+            raise RuntimeError("down")
+        return "begin"
+
+    tasks = [a_task(0), a_task(1), a_task(2, purpose=Purpose.EVALUATION, group_size=5)]
+    bench.play(World(reset=reset), tasks)
+    assert sorted(bench.scheduler.over_ids) == ["t0", "t1", "t2"]
+    evaluated = [turn for turn in bench.scheduler.leased if turn.trajectory_id == "t2"]
+    assert {(turn.group_size, turn.evaluation) for turn in evaluated} == {(5, True)}
 
 
 def test_an_engine_that_refuses_everybody_is_told_by_its_first_refusal(bench: Bench) -> None:

@@ -35,7 +35,7 @@ class Bench:
         return asyncio.run(self._sampler.sample(asked, list(PROMPT), last=last))
 
     def over(self, trajectory_id: str) -> None:
-        self._sampler.over(trajectory_id)
+        asyncio.run(self._sampler.over(trajectory_id))
 
     def account(self, account: Account) -> int:
         """Tokens in an account once the trajectory is trained."""

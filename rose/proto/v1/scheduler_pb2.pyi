@@ -98,18 +98,22 @@ class RegisterEngineRequest(_message.Message):
     def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., kind: _Optional[_Union[EngineKind, str]] = ..., address: _Optional[str] = ..., max_requests: _Optional[int] = ..., weight_version: _Optional[int] = ..., counts_address: _Optional[str] = ...) -> None: ...
 
 class BeatRequest(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "weight_version", "slots_open", "kv_used_fraction")
+    __slots__ = ("engine_id", "incarnation", "weight_version", "slots_open", "kv_used_fraction", "kv_tokens", "token_ms")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_VERSION_FIELD_NUMBER: _ClassVar[int]
     SLOTS_OPEN_FIELD_NUMBER: _ClassVar[int]
     KV_USED_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: str
     weight_version: int
     slots_open: int
     kv_used_fraction: float
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., weight_version: _Optional[int] = ..., slots_open: _Optional[int] = ..., kv_used_fraction: _Optional[float] = ...) -> None: ...
+    kv_tokens: int
+    token_ms: float
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., weight_version: _Optional[int] = ..., slots_open: _Optional[int] = ..., kv_used_fraction: _Optional[float] = ..., kv_tokens: _Optional[int] = ..., token_ms: _Optional[float] = ...) -> None: ...
 
 class WithdrawEngineRequest(_message.Message):
     __slots__ = ("engine_id", "incarnation", "why")
@@ -136,20 +140,28 @@ class LeaseCalls(_message.Message):
     def __init__(self, calls: _Optional[_Iterable[_Union[LeaseCall, _Mapping]]] = ...) -> None: ...
 
 class LeaseCall(_message.Message):
-    __slots__ = ("call_id", "ask", "end", "give_up")
+    __slots__ = ("call_id", "ask", "end", "give_up", "end_trajectory")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     ASK_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     GIVE_UP_FIELD_NUMBER: _ClassVar[int]
+    END_TRAJECTORY_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     ask: AskLeaseRequest
     end: EndLeaseRequest
     give_up: GiveUpLease
-    def __init__(self, call_id: _Optional[int] = ..., ask: _Optional[_Union[AskLeaseRequest, _Mapping]] = ..., end: _Optional[_Union[EndLeaseRequest, _Mapping]] = ..., give_up: _Optional[_Union[GiveUpLease, _Mapping]] = ...) -> None: ...
+    end_trajectory: EndTrajectoryRequest
+    def __init__(self, call_id: _Optional[int] = ..., ask: _Optional[_Union[AskLeaseRequest, _Mapping]] = ..., end: _Optional[_Union[EndLeaseRequest, _Mapping]] = ..., give_up: _Optional[_Union[GiveUpLease, _Mapping]] = ..., end_trajectory: _Optional[_Union[EndTrajectoryRequest, _Mapping]] = ...) -> None: ...
 
 class GiveUpLease(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EndTrajectoryRequest(_message.Message):
+    __slots__ = ("trajectory_id",)
+    TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
+    trajectory_id: str
+    def __init__(self, trajectory_id: _Optional[str] = ...) -> None: ...
 
 class LeaseAnswers(_message.Message):
     __slots__ = ("answers",)
@@ -158,19 +170,21 @@ class LeaseAnswers(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[LeaseAnswer, _Mapping]]] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
-    __slots__ = ("call_id", "asked", "ended", "given_up")
+    __slots__ = ("call_id", "asked", "ended", "given_up", "trajectory_ended")
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     ASKED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    TRAJECTORY_ENDED_FIELD_NUMBER: _ClassVar[int]
     call_id: int
     asked: AskLeaseReply
     ended: EndLeaseReply
     given_up: GiveUpLease
-    def __init__(self, call_id: _Optional[int] = ..., asked: _Optional[_Union[AskLeaseReply, _Mapping]] = ..., ended: _Optional[_Union[EndLeaseReply, _Mapping]] = ..., given_up: _Optional[_Union[GiveUpLease, _Mapping]] = ...) -> None: ...
+    trajectory_ended: EndLeaseReply
+    def __init__(self, call_id: _Optional[int] = ..., asked: _Optional[_Union[AskLeaseReply, _Mapping]] = ..., ended: _Optional[_Union[EndLeaseReply, _Mapping]] = ..., given_up: _Optional[_Union[GiveUpLease, _Mapping]] = ..., trajectory_ended: _Optional[_Union[EndLeaseReply, _Mapping]] = ...) -> None: ...
 
 class AskLeaseRequest(_message.Message):
-    __slots__ = ("lease_id", "trajectory_id", "group_id", "turn", "context_tokens", "min_version", "wait_ms", "hold_ms", "avoid")
+    __slots__ = ("lease_id", "trajectory_id", "group_id", "turn", "context_tokens", "min_version", "wait_ms", "hold_ms", "avoid", "group_size", "evaluation")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     TRAJECTORY_ID_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +194,8 @@ class AskLeaseRequest(_message.Message):
     WAIT_MS_FIELD_NUMBER: _ClassVar[int]
     HOLD_MS_FIELD_NUMBER: _ClassVar[int]
     AVOID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
     lease_id: str
     trajectory_id: str
     group_id: str
@@ -189,7 +205,9 @@ class AskLeaseRequest(_message.Message):
     wait_ms: float
     hold_ms: float
     avoid: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, lease_id: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., group_id: _Optional[str] = ..., turn: _Optional[int] = ..., context_tokens: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_ms: _Optional[float] = ..., hold_ms: _Optional[float] = ..., avoid: _Optional[_Iterable[str]] = ...) -> None: ...
+    group_size: int
+    evaluation: bool
+    def __init__(self, lease_id: _Optional[str] = ..., trajectory_id: _Optional[str] = ..., group_id: _Optional[str] = ..., turn: _Optional[int] = ..., context_tokens: _Optional[int] = ..., min_version: _Optional[int] = ..., wait_ms: _Optional[float] = ..., hold_ms: _Optional[float] = ..., avoid: _Optional[_Iterable[str]] = ..., group_size: _Optional[int] = ..., evaluation: _Optional[bool] = ...) -> None: ...
 
 class AskLeaseReply(_message.Message):
     __slots__ = ("grant", "refusal", "lapse")
@@ -202,7 +220,7 @@ class AskLeaseReply(_message.Message):
     def __init__(self, grant: _Optional[_Union[LeaseGrant, _Mapping]] = ..., refusal: _Optional[_Union[LeaseRefusal, _Mapping]] = ..., lapse: _Optional[_Union[LeaseLapse, _Mapping]] = ...) -> None: ...
 
 class LeaseGrant(_message.Message):
-    __slots__ = ("engine_id", "incarnation", "address", "weight_version", "hold_ms", "token", "affine", "counts_address", "group_order")
+    __slots__ = ("engine_id", "incarnation", "address", "weight_version", "hold_ms", "token", "affine", "counts_address", "keep_rank")
     ENGINE_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -211,7 +229,7 @@ class LeaseGrant(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     AFFINE_FIELD_NUMBER: _ClassVar[int]
     COUNTS_ADDRESS_FIELD_NUMBER: _ClassVar[int]
-    GROUP_ORDER_FIELD_NUMBER: _ClassVar[int]
+    KEEP_RANK_FIELD_NUMBER: _ClassVar[int]
     engine_id: str
     incarnation: str
     address: str
@@ -220,8 +238,8 @@ class LeaseGrant(_message.Message):
     token: str
     affine: bool
     counts_address: str
-    group_order: int
-    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., weight_version: _Optional[int] = ..., hold_ms: _Optional[float] = ..., token: _Optional[str] = ..., affine: _Optional[bool] = ..., counts_address: _Optional[str] = ..., group_order: _Optional[int] = ...) -> None: ...
+    keep_rank: int
+    def __init__(self, engine_id: _Optional[str] = ..., incarnation: _Optional[str] = ..., address: _Optional[str] = ..., weight_version: _Optional[int] = ..., hold_ms: _Optional[float] = ..., token: _Optional[str] = ..., affine: _Optional[bool] = ..., counts_address: _Optional[str] = ..., keep_rank: _Optional[int] = ...) -> None: ...
 
 class LeaseRefusal(_message.Message):
     __slots__ = ("reason", "what", "retry_after_ms")
