@@ -62,7 +62,8 @@ class ThreadPartitioner:
             raise ClusterError(
                 f"a guest cannot be held to a share of the cores here: {self._why}",
                 expected="control groups that this process may write",
-                to_do="take partition.guest_share away, run as root, or have a group delegated to you",
+                to_do="take partition.guest_share away, or mend that"
+                + ("" if os.geteuid() == 0 else ": run as root, or have a group delegated to you"),
             )
 
     def guest_env(self) -> Mapping[str, str | None]:
