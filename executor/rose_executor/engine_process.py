@@ -6,7 +6,8 @@ Invariants
 - When `wait_dead` has returned, no process of that incarnation runs any more.
 - A guest is started with what its host says, and released by it before it is killed; if that takes too long, or fails
   in whatever way, it is killed all the same.
-- A guest that was frozen may not die before it is thawed: a thaw that fails is told, and tried again while it lives.
+- A guest that was frozen may not die before it is thawed: a thaw that fails is told, and tried again while it lives,
+  also after whoever waited for its end has given up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import asyncio
 import contextlib
 import secrets
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -209,14 +209,11 @@ class EngineProcess:
             await self._thaw_to_die(host, child)
 
     async def _thaw_to_die(self, host: GuestHost, child: Child) -> None:
-        with self._waits.waiting("thaw of a guest that is killed", self.settings.engine_id, _KILL_TIMEOUT_S):
-            deadline_s = time.monotonic() + _KILL_TIMEOUT_S
-            while why := self._thaw_trouble(host):
-                if why != self._not_thawed:
-                    log.error("a guest that is killed cannot be thawed", engine_id=self.settings.engine_id, why=why)
-                self._not_thawed = why
-                if time.monotonic() >= deadline_s:
-                    return
+        while why := self._thaw_trouble(host):
+            if why != self._not_thawed:
+                log.error("a guest that is killed cannot be thawed", engine_id=self.settings.engine_id, why=why)
+            self._not_thawed = why
+            with self._waits.waiting("thaw of a guest that is killed", self.settings.engine_id, _THAW_AGAIN_S):
                 await asyncio.sleep(_THAW_AGAIN_S)
                 if child.exit_code is not None:
                     break
