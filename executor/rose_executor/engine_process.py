@@ -30,7 +30,9 @@ from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.page_reader import PageReader
+from rose_executor.page_writer import lacks_room
 from rose_executor.partition_terms import GuestHost
+from rose_executor.token_page import page_slots
 
 log = logger("engine")
 
@@ -122,6 +124,10 @@ class EngineProcess:
             with contextlib.suppress(OSError):
                 env.token_page.unlink(missing_ok=True)
             raise
+
+    def lacks_room(self) -> str:
+        """Why the token page of a next incarnation has no room, "" if it has. Waits for the disk; from any thread."""
+        return lacks_room(self.settings.token_page("room"), page_slots(self.settings.max_num_seqs))
 
     @property
     def base_url(self) -> str:
@@ -215,8 +221,8 @@ class EngineProcess:
             self._not_thawed = why
             with self._waits.waiting("thaw of a guest that is killed", self.settings.engine_id, _THAW_AGAIN_S):
                 await asyncio.sleep(_THAW_AGAIN_S)
-                if child.exit_code is not None:
-                    break
+            if child.exit_code is not None:
+                break
         self._not_thawed = ""
 
     def _thaw_trouble(self, host: GuestHost) -> str:
