@@ -115,9 +115,7 @@ class LiveEngine:
         Raises DeadlineExceeded if it neither finishes the request nor can be killed.
         """
         try:
-            await self.waits.within(
-                self._until_final(request_id), "final count", self.engine_id, COUNT_TIMEOUT_S, boundary="engine"
-            )
+            await self.finished(request_id)
         except DeadlineExceeded as late:
             self.kill(f"was silent: {late.what}")
             await self.waits.within(
@@ -125,6 +123,12 @@ class LiveEngine:
             )
         count = self.page.request(request_id)
         return RequestCount(0, None, None, True) if count is None else replace(count, finished=True)
+
+    async def finished(self, request_id: str) -> None:
+        """Return once this incarnation has finished a request or is dead. Raises DeadlineExceeded."""
+        await self.waits.within(
+            self._until_final(request_id), "final count", self.engine_id, COUNT_TIMEOUT_S, boundary="engine"
+        )
 
     async def news_of_death(self) -> None:
         """Return once this incarnation is known to be dead, or after a moment: for who has just lost an answer.
@@ -179,13 +183,13 @@ class EngineSupervisor:
         self._source: WeightsSource | None = None
         self._lost: str | None = None
         self._killed_because = ""
+        self._unwanted = False
         self._death = ""
+        self._restarts_told = 0
         self._stopped = False
         self._at_rest = asyncio.Event()
         self._at_rest.set()
-        self._unwanted = False
         self._driver: RealDriver[HealthEvent, Start | Watch | End | GiveUp] = RealDriver(
-        self._restarts_told = 0
             health, self._perform, name="supervisor", waits=waits
         )
 
@@ -291,16 +295,16 @@ class EngineSupervisor:
 
     async def _start(self) -> HealthEvent:
         assert self._source is not None
+        self._killed_because, self._unwanted = "", False
         weights = await self._source.starting(self.engine_id, self._lost)
         self._lost = None
-        self._told("starting", f"version {weights.version}")
-        try:
-        self._killed_because, self._unwanted = "", False
-            await self._process.start(weights.version, weights.path, self._launched)
-        except LauncherDied:
         await self._until_room()
         if self._unwanted:
             return self._died(HELD_DOWN)
+        self._told("starting", f"version {weights.version}")
+        try:
+            await self._process.start(weights.version, weights.path, self._launched)
+        except LauncherDied:
             raise
         except (EngineError, DeadlineExceeded) as error:
             why, self._killed_because = self._killed_because or error.what, ""
@@ -314,10 +318,6 @@ class EngineSupervisor:
         self._told("ready", live.base_url)
         return Ready()
 
-    def _launched(self) -> None:
-        if self._health.restarts > self._restarts_told:
-            self._restarts(self._death)
-
     async def _until_room(self) -> None:
         """However long the disk has none, unless the engine is not wanted any more."""
         told = ""
@@ -329,10 +329,14 @@ class EngineSupervisor:
             with self._waits.waiting("room for its token page", self.engine_id, _ROOM_AGAIN_S):
                 await asyncio.sleep(_ROOM_AGAIN_S)
 
+    def _launched(self) -> None:
+        if self._health.restarts > self._restarts_told:
+            self._restarts(self._death)
+        self._restarts_told = self._health.restarts
+
     def _new_live(self) -> LiveEngine:
         process = self._process
         route = TokenRoute(
-        self._restarts_told = self._health.restarts
             process.base_url,
             self._session,
             engine_id=self.engine_id,
