@@ -98,6 +98,9 @@ class GroupPartitioner:
     def release(self, pid: int) -> None:
         """A processor takes no harm from what is killed."""
 
+    def renew_watchdog(self) -> bool:
+        return self._watchdog.renew()
+
     def describe(self) -> Partition:
         binds = f"the guest runs only where no other process below {self._groups.cpu} wants the core"
         if self._weight != "cpu.idle":
@@ -148,7 +151,7 @@ class GroupPartitioner:
         raise FileNotFoundError(f"{self._groups.cpu / self._name} has no {self._groups.weights[-1][0]}")
 
     def _claimed(self) -> bool:
-        """Whether the group is made and ours, in every hierarchy; if another executor swept it, nothing of it is left."""
+        """Whether the group is made and ours in every hierarchy; nothing of it is left if another executor swept it."""
         for folder in self._folders():
             lock = guest_groups.claim_group(folder)
             if lock is None:

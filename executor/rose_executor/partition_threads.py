@@ -72,6 +72,9 @@ class ThreadPartitioner:
     def release(self, pid: int) -> None:
         """A processor takes no harm from what is killed."""
 
+    def renew_watchdog(self) -> bool:
+        return self._watchdog.renew()
+
     def describe(self) -> Partition:
         return Partition(
             name="none (idle scheduling class)",
