@@ -2,7 +2,8 @@
 
     watch ── looks every 20 ms, writes the quota ──▶ board ◀── serving engine, guest
     guest ── kept alive, asleep or gone, followed and offered (`guest_keeper`)
-    show ─── metrics and status; a guest that was frozen is ended, one that somebody stopped is lent to nobody
+    show ─── metrics and status; a guest that was frozen is ended, one that somebody stopped is lent to nobody, and what
+             would end it after this process is started again if it has died
 
 Invariants
 - Serving is never touched: whatever fails here, the quota is renewed no more, and the guest shuts its gate.
@@ -69,6 +70,7 @@ class Agent:
         while True:
             await self._guest.look_for_stopped()
             self._guest.end_if_frozen()
+            self._guest.renew_watchdog()
             self._guest.open_s()
             process = self._guest.process
             living = () if process is None else (process.incarnation,)

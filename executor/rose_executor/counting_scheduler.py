@@ -20,10 +20,7 @@ from rose_executor.page_writer import PageWriter
 from rose_executor.request_id import external_request_id
 from rose_executor.request_log import log_ended
 from rose_executor.residing import Residing
-
-# Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
-# readable until that many others have finished after them.
-_SLOTS_PER_SEQUENCE = 8
+from rose_executor.token_page import page_slots
 
 
 class Counting(Residing):
@@ -42,7 +39,7 @@ class Counting(Residing):
         self.token_page = PageWriter(
             env.token_page,
             incarnation=env.incarnation,
-            slots=max_num_seqs * _SLOTS_PER_SEQUENCE,
+            slots=page_slots(max_num_seqs),
             version=env.weight_version,
         )
 

@@ -6,7 +6,8 @@ Invariants
 - When `wait_dead` has returned, no process of that incarnation runs any more.
 - A guest is started with what its host says, and released by it before it is killed; if that takes too long, or fails
   in whatever way, it is killed all the same.
-- A guest that was frozen may not die before it is thawed: a thaw that fails is told, and tried again while it lives.
+- A guest that was frozen may not die before it is thawed: a thaw that fails is told, and tried again while it lives,
+  also after whoever waited for its end has given up.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import asyncio
 import contextlib
 import secrets
 import signal
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -30,7 +30,9 @@ from rose_executor.engine_env import EngineEnv
 from rose_executor.engine_settings import EngineSettings
 from rose_executor.launcher import Child, Command, Launcher
 from rose_executor.page_reader import PageReader
+from rose_executor.page_writer import lacks_room
 from rose_executor.partition_terms import GuestHost
+from rose_executor.token_page import page_slots
 
 log = logger("engine")
 
@@ -123,6 +125,10 @@ class EngineProcess:
                 env.token_page.unlink(missing_ok=True)
             raise
 
+    def lacks_room(self) -> str:
+        """Why the token page of a next incarnation has no room, "" if it has. Waits for the disk; from any thread."""
+        return lacks_room(self.settings.token_page("room"), page_slots(self.settings.max_num_seqs))
+
     @property
     def base_url(self) -> str:
         """`http://127.0.0.1:PORT` of the live incarnation."""
@@ -209,17 +215,14 @@ class EngineProcess:
             await self._thaw_to_die(host, child)
 
     async def _thaw_to_die(self, host: GuestHost, child: Child) -> None:
-        with self._waits.waiting("thaw of a guest that is killed", self.settings.engine_id, _KILL_TIMEOUT_S):
-            deadline_s = time.monotonic() + _KILL_TIMEOUT_S
-            while why := self._thaw_trouble(host):
-                if why != self._not_thawed:
-                    log.error("a guest that is killed cannot be thawed", engine_id=self.settings.engine_id, why=why)
-                self._not_thawed = why
-                if time.monotonic() >= deadline_s:
-                    return
+        while why := self._thaw_trouble(host):
+            if why != self._not_thawed:
+                log.error("a guest that is killed cannot be thawed", engine_id=self.settings.engine_id, why=why)
+            self._not_thawed = why
+            with self._waits.waiting("thaw of a guest that is killed", self.settings.engine_id, _THAW_AGAIN_S):
                 await asyncio.sleep(_THAW_AGAIN_S)
-                if child.exit_code is not None:
-                    break
+            if child.exit_code is not None:
+                break
         self._not_thawed = ""
 
     def _thaw_trouble(self, host: GuestHost) -> str:

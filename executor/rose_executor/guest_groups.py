@@ -2,7 +2,7 @@
 
 Invariants
 - Groups of ours are called `rose-guest-*`, lie below this process's own, and are locked by their maker for as long as
-  it lives. No other group is touched.
+  it lives. No other group is touched. One that is not locked yet may be swept; its maker notices (`claim_group`).
 - A group whose maker is gone is removed by the next start, or by the maker's watchdog, and what is still in it was a
   guest: it is killed, never set free.
 """
@@ -160,6 +160,31 @@ def _end_processes(groups: Groups, name: str, release: Release) -> None:
         if time.monotonic() >= deadline_s:
             raise ClusterError(f"processes {sorted(pids)} of an executor that is gone survive SIGKILL")
         time.sleep(_POLL_S)
+
+
+def claim_group(folder: Path) -> int | None:
+    """Make a group and lock it; the lock, None if somebody else's sweep took it for an orphan before it was locked.
+
+    Raises OSError.
+    """
+    make_group(folder)
+    try:
+        lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A folder that was removed can be locked all the same.
+        claimed = folder.exists()
+    except BlockingIOError:
+        claimed = False
+    except BaseException:
+        os.close(lock)
+        raise
+    if not claimed:
+        os.close(lock)
+        return None
+    return lock
 
 
 def make_group(folder: Path) -> None:

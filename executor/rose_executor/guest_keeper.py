@@ -104,6 +104,7 @@ class GuestKeeper:
         self._supervisor: EngineSupervisor | None = None
         self._sleeper: GuestSleeper | None = None
         self._stopped: tuple[int, ...] = ()
+        self._unwatched = ""
 
     def alive(self, incarnation: str) -> bool:
         """Whether an incarnation may still generate."""
@@ -149,6 +150,19 @@ class GuestKeeper:
         else:
             self.process.kill()
         self._watch.rules.replaced()
+
+    def renew_watchdog(self) -> None:
+        """One that has died is replaced. Where none can be had the guest goes on without, and each look tries again."""
+        try:
+            renewed = self._partitioner.renew_watchdog()
+        except ClusterError as error:
+            if str(error) != self._unwatched:
+                log.error("nothing would end the guest after this process", why=str(error))
+            self._unwatched = str(error)
+            return
+        if renewed:
+            log.warning("the guest's watchdog had died, and there is another now")
+            self._unwatched = ""
 
     def lent(self) -> Lent:
         """How many requests the guest may have now."""

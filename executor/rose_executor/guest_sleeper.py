@@ -2,6 +2,7 @@
 
 Invariants
 - It decides nothing; what a state costs it measures, and tells.
+- What is taken from a guest is taken before the end of what it was asked is waited for.
 - Asleep is what the quota says: a shut gate, and no block. On CPU the guest's pages then go back by themselves, and
   waking it is a quota again. On GPU that gives back what kvcached can unmap, and no weights: they would go by a level
   of vLLM's sleep, which nothing here asks for. There a guest asleep is measured by what its processes hold of the
@@ -86,7 +87,9 @@ class GuestSleeper:
                 await self.look()
                 await asyncio.sleep(LOOK_S)
         finally:
-            await self._forget_question()
+            if self._question is not None:
+                self._question.cancel()
+            await _over(self._question)
 
     def process(self, state: str) -> None:
         """The guest's process has come into another state, as its supervisor says."""
@@ -118,8 +121,16 @@ class GuestSleeper:
         return held_bytes, self._memory_left() - self._keep_free_bytes
 
     async def _do(self, move: Move) -> None:
-        await self._forget_question()
         log.info("the guest's presence changes", move=move.value, why=self.presence.why)
+        question, self._question = self._question, None
+        if question is not None:
+            question.cancel()
+        try:
+            await self._moved(move)
+        finally:
+            await _over(question)
+
+    async def _moved(self, move: Move) -> None:
         match move:
             case Move.SLEEP:
                 self._kv.presence = Presence.ASLEEP
@@ -140,11 +151,10 @@ class GuestSleeper:
         except (EngineError, ClusterError, DeadlineExceeded) as error:
             log.warning("how long the guest takes to wake was not measured", why=str(error))
 
-    async def _forget_question(self) -> None:
-        question, self._question = self._question, None
-        if question is not None:
-            question.cancel()
-            await asyncio.gather(question, return_exceptions=True)
+
+async def _over(question: asyncio.Task[None] | None) -> None:
+    if question is not None:
+        await asyncio.gather(question, return_exceptions=True)
 
 
 def room_for(

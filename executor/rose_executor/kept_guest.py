@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 from rose.errors import DeadlineExceeded
@@ -42,6 +43,7 @@ class KeptGuest:
     async def computes(self) -> bool:
         """The token is set apart, as all that nobody asked for who samples. One that is not proven yet is not asked.
 
+        When it is cancelled it ends as soon as nothing more can come of what was asked, within `COUNT_TIMEOUT_S`.
         Raises DeadlineExceeded, besides, if no token comes.
         """
         life = self._life()
@@ -62,7 +64,13 @@ class KeptGuest:
                     request_id, [0], max_tokens=1, temperature=0.0, stop_token_ids=(), top_logprobs=0
                 )
             finally:
-                self._shelf.set_more_apart(live.incarnation, live.request_tokens(request_id))
+                try:
+                    # A step that is under way may add a token after whoever asked has gone. Only: nobody is ended for
+                    # that, for one that was never asked in truth finishes nothing, and one beneath serving is slow.
+                    with contextlib.suppress(DeadlineExceeded):
+                        await live.finished(request_id)
+                finally:
+                    self._shelf.set_more_apart(live.incarnation, live.request_tokens(request_id))
             if output.output_ids:
                 return
             # Serving kept it from computing for so long that it was given back.

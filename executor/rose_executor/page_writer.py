@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -31,6 +33,7 @@ from rose_executor.token_page import (
     SLOT_WORDS,
     RequestCount,
     Slot,
+    page_bytes,
     request_key,
 )
 
@@ -44,8 +47,8 @@ class PageWriter:
     """
 
     def __init__(self, path: Path, *, incarnation: str, slots: int, version: int = 0) -> None:
-        size = 8 * (HEADER_WORDS + slots * SLOT_WORDS)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        size = page_bytes(slots)
+        draft = _draft(path)
         try:
             self._file = draft.open("w+b")
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -136,6 +139,28 @@ class PageWriter:
         for offset, word in enumerate(self._slots[at].words()):
             self._words[bank + offset] = word
         self._words[base + COMMIT] = commit
+
+
+def lacks_room(path: Path, slots: int) -> str:
+    """Why a page has no room at `path` now, "" if it has, or if something else is in its way, which its writer tells.
+
+    Room is taken and given back: what a quota leaves, and what is kept for others, only the disk itself knows.
+    """
+    draft = _draft(path)
+    try:
+        with draft.open("w+b") as file:
+            os.posix_fallocate(file.fileno(), 0, page_bytes(slots))
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return f"{path.parent} has no room for a token page of {page_bytes(slots)} bytes: {error.strerror}"
+    finally:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+    return ""
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def _signed(word: int) -> int:

@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import time
@@ -26,6 +25,7 @@ from rose_executor.partition_threads import checked_cores, place_threads
 from rose_executor.partition_watchdog import Watchdog
 
 _ENDING_S = 1.0
+_CLAIMS_MAX = 20
 _POLL_S = 0.01
 
 
@@ -50,7 +50,7 @@ class GroupPartitioner:
         self._groups = groups
         if sweeps:
             sweep(groups, releasing(mps_directory))
-        self._name = f"{PREFIX}{secrets.token_hex(4)}"
+        self._name = _new_name()
         self._locks: list[int] = []
         self._weight = ""
         self._share: float | None = None
@@ -98,6 +98,9 @@ class GroupPartitioner:
     def release(self, pid: int) -> None:
         """A processor takes no harm from what is killed."""
 
+    def renew_watchdog(self) -> bool:
+        return self._watchdog.renew()
+
     def describe(self) -> Partition:
         binds = f"the guest runs only where no other process below {self._groups.cpu} wants the core"
         if self._weight != "cpu.idle":
@@ -128,25 +131,41 @@ class GroupPartitioner:
             time.sleep(_POLL_S)
         self.left = tuple(left)
         self._watchdog.close()
-        for lock in self._locks:
-            os.close(lock)
-        self._locks = []
+        self._unlock()
 
     def _make(self) -> None:
         if self._groups.version == "v2" and "cpu" not in read(self._groups.cpu / "cgroup.subtree_control").split():
             # Refused where this very group has processes, unless it is the root.
             write(self._groups.cpu / "cgroup.subtree_control", "+cpu")
-        for folder in self._folders():
-            guest_groups.make_group(folder)
-            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-            self._locks.append(lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(_CLAIMS_MAX):
+            if self._claimed():
+                break
+            self._name = _new_name()
+        else:
+            raise BlockingIOError(f"executors that start here removed {_CLAIMS_MAX} new groups one after another")
         for name, content in self._groups.weights:
             with contextlib.suppress(FileNotFoundError):
                 write(self._groups.cpu / self._name / name, content)
                 self._weight = name
                 return
         raise FileNotFoundError(f"{self._groups.cpu / self._name} has no {self._groups.weights[-1][0]}")
+
+    def _claimed(self) -> bool:
+        """Whether the group is made and ours in every hierarchy; nothing of it is left if another executor swept it."""
+        for folder in self._folders():
+            lock = guest_groups.claim_group(folder)
+            if lock is None:
+                for made in self._folders():
+                    _removed(made)
+                self._unlock()
+                return False
+            self._locks.append(lock)
+        return True
+
+    def _unlock(self) -> None:
+        for lock in self._locks:
+            os.close(lock)
+        self._locks = []
 
     def _place_thread(self, thread: int, role: Role) -> None:
         if self._cores:
@@ -169,6 +188,10 @@ class GroupPartitioner:
             write(self._groups.freezer / self._name / self._groups.freeze_file, content)
         except OSError as error:
             raise ClusterError(f"the guest's group cannot be made {content}: {error}") from error
+
+
+def _new_name() -> str:
+    return f"{PREFIX}{secrets.token_hex(4)}"
 
 
 def _removed(folder: Path) -> bool:

@@ -77,6 +77,9 @@ class MpsPartitioner:
         if members := {one.pid for one in family(pid)}:
             release(self._daemon, members)
 
+    def renew_watchdog(self) -> bool:
+        return self._processors.renew_watchdog()
+
     def describe(self) -> Partition:
         inner = self._processors.describe()
         limits = [f"at most {self._ceiling:g} % of the GPU's threads", "a priority below normal (a hint)"]
@@ -135,6 +138,9 @@ class TimeSlices:
 
     def release(self, pid: int) -> None:
         """Its contexts are its own."""
+
+    def renew_watchdog(self) -> bool:
+        return self._processors.renew_watchdog()
 
     def describe(self) -> Partition:
         inner = self._processors.describe()

@@ -82,6 +82,13 @@ class Processors(Protocol):
         """Let them go on. Raises ClusterError."""
         ...
 
+    def renew_watchdog(self) -> bool:
+        """What ends guests when this process is gone may die itself: start another then; whether that was so.
+
+        Raises ClusterError if there can be none; the next call tries again.
+        """
+        ...
+
     def describe(self) -> Partition: ...
 
     def close(self) -> None:

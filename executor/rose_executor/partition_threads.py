@@ -62,7 +62,8 @@ class ThreadPartitioner:
             raise ClusterError(
                 f"a guest cannot be held to a share of the cores here: {self._why}",
                 expected="control groups that this process may write",
-                to_do="take partition.guest_share away, run as root, or have a group delegated to you",
+                to_do="take partition.guest_share away, or mend that"
+                + ("" if os.geteuid() == 0 else ": run as root, or have a group delegated to you"),
             )
 
     def guest_env(self) -> Mapping[str, str | None]:
@@ -70,6 +71,9 @@ class ThreadPartitioner:
 
     def release(self, pid: int) -> None:
         """A processor takes no harm from what is killed."""
+
+    def renew_watchdog(self) -> bool:
+        return self._watchdog.renew()
 
     def describe(self) -> Partition:
         return Partition(

@@ -1,9 +1,10 @@
 """The watchdog of a partitioner, from the executor's side: a process that ends the guest if this one just vanishes.
 
 Invariants
-- It is there before the first guest is placed, and is told of each of them; if it dies, the next one takes over all.
+- It is there before the first guest is placed, and is told of each of them. If it dies, another takes over all of them,
+  at its owner's next look (`renew`) or with the next guest.
 - Whatever ends this process, SIGKILL included, it ends the guests, also those that are frozen or that nobody guards
-  (`partition_watchdog_main`). Only `close` sends it away.
+  (`partition_watchdog_main`), unless it has died itself since the last look. Only `close` sends it away.
 """
 
 from __future__ import annotations
@@ -39,10 +40,23 @@ class Watchdog:
     def guards(self, pid: int) -> None:
         """A guest has been born. Raises ClusterError if there can be no watchdog."""
         with contextlib.suppress(ProcessLookupError):
-            self._guests = {known: born for known, born in self._guests.items() if psutil.pid_exists(known)}
+            self._forget_gone()
             self._guests[pid] = birth_ticks(pid)
             if not self._tell(pid):
                 self._start()
+
+    def renew(self) -> bool:
+        """Start another if it has died and there are guests; whether that was so.
+
+        Raises ClusterError if there can be none; the next call tries again.
+        """
+        if self._process is None or self._process.poll() is None:
+            return False
+        self._forget_gone()
+        if not self._guests:
+            return False
+        self._start()
+        return True
 
     def close(self) -> None:
         """Send it away: what is still there stays. It is gone afterwards."""
@@ -59,6 +73,9 @@ class Watchdog:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+    def _forget_gone(self) -> None:
+        self._guests = {known: born for known, born in self._guests.items() if psutil.pid_exists(known)}
 
     def _tell(self, pid: int) -> bool:
         if self._process is None or self._process.stdin is None or self._process.poll() is not None:

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from rose.cgroup import own_groups
 from rose.errors import ClusterError
+from rose.logs import logger
 from rose.machine import look
 from rose_executor.guest_groups import v1_groups, v2_groups
 from rose_executor.mps_daemon import MpsDaemon
@@ -32,6 +33,9 @@ from rose_executor.partition_terms import GuestHost, GuestLimits, Partition, Pro
 from rose_executor.partition_threads import ThreadPartitioner
 
 __all__ = ["GuestLimits", "Partition", "Partitioner", "Role", "pick_for_guest", "pick_partitioner", "would_pick"]
+
+
+log = logger("partition")
 
 
 class Partitioner(Processors, GuestHost, Protocol):
@@ -69,6 +73,8 @@ def pick_partitioner(
         except ClusterError as error:
             refusals.append(error.what)
     why = "; ".join(refusals) or "no control group with a processor controller"
+    if refusals and sweeps:
+        log.warning("the guest is kept by no control group, though this machine has them", why=why)
     threads = ThreadPartitioner(cores, why, mps_directory)
     threads.set_share(share)
     return threads

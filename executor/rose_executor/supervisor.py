@@ -7,6 +7,8 @@ Invariants
 - A request's final count is read only when its incarnation has finished it or is dead; one that does neither in time
   (a hung engine) is ended by force.
 - What is reported as a restart is one: a death that no new process follows is not, nor is an end on purpose.
+- Why an incarnation was ended is said of that one alone. None that lives is beyond being ended once more.
+- A start waits for as long as the disk has no room for its token page, by name: that is no fault of the engine's.
 - `stop` may come at any time: whatever is under way ends first, and nothing is said or started after it.
 """
 
@@ -54,6 +56,7 @@ COUNT_TIMEOUT_S = 10.0
 NEWS_TIMEOUT_S = 2.0
 _KILL_TIMEOUT_S = 15.0
 _STOP_TIMEOUT_S = 15.0
+_ROOM_AGAIN_S = 1.0
 HELD_DOWN = "it was ended on purpose"
 
 
@@ -112,9 +115,7 @@ class LiveEngine:
         Raises DeadlineExceeded if it neither finishes the request nor can be killed.
         """
         try:
-            await self.waits.within(
-                self._until_final(request_id), "final count", self.engine_id, COUNT_TIMEOUT_S, boundary="engine"
-            )
+            await self.finished(request_id)
         except DeadlineExceeded as late:
             self.kill(f"was silent: {late.what}")
             await self.waits.within(
@@ -122,6 +123,12 @@ class LiveEngine:
             )
         count = self.page.request(request_id)
         return RequestCount(0, None, None, True) if count is None else replace(count, finished=True)
+
+    async def finished(self, request_id: str) -> None:
+        """Return once this incarnation has finished a request or is dead. Raises DeadlineExceeded."""
+        await self.waits.within(
+            self._until_final(request_id), "final count", self.engine_id, COUNT_TIMEOUT_S, boundary="engine"
+        )
 
     async def news_of_death(self) -> None:
         """Return once this incarnation is known to be dead, or after a moment: for who has just lost an answer.
@@ -176,7 +183,9 @@ class EngineSupervisor:
         self._source: WeightsSource | None = None
         self._lost: str | None = None
         self._killed_because = ""
+        self._unwanted = False
         self._death = ""
+        self._restarts_told = 0
         self._stopped = False
         self._at_rest = asyncio.Event()
         self._at_rest.set()
@@ -247,11 +256,21 @@ class EngineSupervisor:
         self._told("ended", "")
 
     def _kill(self, incarnation: str, why: str) -> None:
-        current = self._process.alive and self._process.incarnation == incarnation
-        if current and not self._killed_because:
+        if not self._process.alive or self._process.incarnation != incarnation:
+            return
+        if not self._killed_because:
             log.error("engine is ended by force", engine_id=self.engine_id, why=why)
             self._killed_because = why
-            self._process.kill()
+        # Also the one whose end was ordered before: it may have been frozen anew meanwhile.
+        self._process.kill()
+
+    def _end(self) -> None:
+        if not self._process.alive:
+            # Dead already of something else, or not there yet: a start that is under way need not go on.
+            self._unwanted = True
+            return
+        self._killed_because = self._killed_because or HELD_DOWN
+        self._process.kill()
 
     async def _until_live(self) -> LiveEngine:
         async with self._changed:
@@ -266,8 +285,7 @@ class EngineSupervisor:
             case Watch():
                 return [await self._watch()]
             case End():
-                self._killed_because = self._killed_because or HELD_DOWN
-                self._process.kill()
+                self._end()
                 return []
             case GiveUp(why):
                 raise EngineError(
@@ -277,8 +295,12 @@ class EngineSupervisor:
 
     async def _start(self) -> HealthEvent:
         assert self._source is not None
+        self._killed_because, self._unwanted = "", False
         weights = await self._source.starting(self.engine_id, self._lost)
         self._lost = None
+        await self._until_room()
+        if self._unwanted:
+            return self._died(HELD_DOWN)
         self._told("starting", f"version {weights.version}")
         try:
             await self._process.start(weights.version, weights.path, self._launched)
@@ -296,9 +318,21 @@ class EngineSupervisor:
         self._told("ready", live.base_url)
         return Ready()
 
+    async def _until_room(self) -> None:
+        """However long the disk has none, unless the engine is not wanted any more."""
+        told = ""
+        while not self._unwanted and (why := await asyncio.to_thread(self._process.lacks_room)):
+            if why != told:
+                log.warning("engine is not started yet", engine_id=self.engine_id, why=why)
+                self._told("waits", why)
+            told = why
+            with self._waits.waiting("room for its token page", self.engine_id, _ROOM_AGAIN_S):
+                await asyncio.sleep(_ROOM_AGAIN_S)
+
     def _launched(self) -> None:
-        if self._death:
+        if self._health.restarts > self._restarts_told:
             self._restarts(self._death)
+        self._restarts_told = self._health.restarts
 
     def _new_live(self) -> LiveEngine:
         process = self._process
@@ -332,6 +366,7 @@ class EngineSupervisor:
         return self._died(why)
 
     def _died(self, why: str) -> Died:
-        self._death = "" if why == HELD_DOWN else why
+        if why != HELD_DOWN:
+            self._death = why
         self._told("dead", why)
         return Died(why)

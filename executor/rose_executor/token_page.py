@@ -41,6 +41,19 @@ BANK_WORDS = 7
 FREE, RUNNING, FINISHED = 0, 1, 2
 NO_VERSION = -1
 
+# Running and preempted requests together hold at most two slots per sequence; the rest keeps finished ones
+# readable until that many others have finished after them.
+_SLOTS_PER_SEQUENCE = 8
+
+
+def page_slots(max_num_seqs: int) -> int:
+    """How many slots the page of an engine of so many sequences has."""
+    return max_num_seqs * _SLOTS_PER_SEQUENCE
+
+
+def page_bytes(slots: int) -> int:
+    return 8 * (HEADER_WORDS + slots * SLOT_WORDS)
+
 
 @dataclass(frozen=True, slots=True)
 class RequestCount:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from rose.runs import Run
 from rose.slo import Slo
 from rose.status import StatusBoard
 from rose.waits import WaitBoard
+from rose_executor import supervisor
 from rose_executor.agent import SHOW_EVERY_S, UNSEEN_S, Agent
 from rose_executor.agent_figures import AgentFigures
 from rose_executor.board import QUOTA, SERVING, BoardReader, HalfWriter
@@ -53,6 +55,7 @@ class Floor:
         self.placed: list[int] = []
         self.refuses = False
         self.thawed = 0
+        self.renewed = 0
         self.stuck = ""
 
     def place(self, pid: int, role: Role) -> None:
@@ -83,6 +86,10 @@ class Floor:
 
     def release(self, pid: int) -> None:
         pass
+
+    def renew_watchdog(self) -> bool:
+        self.renewed += 1
+        return False
 
 
 class Spawner:
@@ -189,6 +196,8 @@ def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folde
         with closing(BoardReader(folder / "board")) as board:
             while board.read(QUOTA, time.monotonic()).state is None:
                 await asyncio.sleep(0.01)
+        while not scene.floor.renewed:  # what would end the guest in our place is looked after
+            await asyncio.sleep(0.01)
         assert scene.agent.unhealthy() == ""
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -202,6 +211,80 @@ def test_an_executor_that_is_stopped_while_its_guest_starts_leaves_nothing(folde
     assert parts["serving"] == ("unknown", "the serving half was never written")
     assert parts["tier"] == ("unseen", "the serving engine cannot be seen, so the guest computes nothing")
     assert parts["scheduler"] == ("no answer", "away")
+
+
+def test_a_guest_that_ends_is_watched_until_it_has_ended() -> None:
+    told: list[str] = []
+    begun, ending, may_end = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def watched() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            told.append("watch")
+
+    async def lives(joined: Joined) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ending.set()
+            await may_end.wait()
+            told.append("guest")
+
+    async def check() -> None:
+        watch: Any = SimpleNamespace(run=watched)
+        guest: Any = SimpleNamespace(run=lives, look_for_stopped=asyncio.Event().wait)
+        nothing: Any = None
+        agent = Agent(guest, watch, nothing, nothing)
+        running = asyncio.create_task(agent.run(Joined(no_receiver, NoScheduler(), "publisher", "counts")))
+        await begun.wait()
+        running.cancel()
+        await ending.wait()
+        assert told == []
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(check())
+    assert told == ["guest", "watch"]
+
+
+def test_a_disk_without_room_for_a_guests_page_is_waited_for_and_counts_as_no_death(
+    folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene(folder, tiny_model, Spawner("import sys; sys.exit(3)"), restarts_max=0)
+    monkeypatch.setattr(supervisor, "_ROOM_AGAIN_S", 0.01)
+    allocate, asked = os.posix_fallocate, list[int]()
+
+    def full(fd: int, offset: int, size: int) -> None:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder / ".lent.")):
+            allocate(fd, offset, size)
+            return
+        asked.append(size)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+
+    def shown() -> tuple[str, str]:
+        found = [(part.state, part.detail) for part in scene.status.page().parts if part.name == "guest"]
+        return found[0] if found else ("", "")
+
+    async def check() -> None:
+        running = asyncio.create_task(scene.run())
+        while len(asked) < 5 or shown()[0] != "waits":
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        assert "has no room for a token page" in shown()[1]
+        assert not scene.spawner.children
+        while ("room for its token page", "lent") not in {(wait.what, wait.whom) for wait in scene.waits.snapshot()}:
+            await asyncio.sleep(0.001)
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+        with pytest.raises(EngineError, match="ended with code 3"):
+            await running
+
+    asyncio.run(check())
+    assert len(scene.spawner.children) == 1
 
 
 def test_a_guest_that_cannot_be_thawed_at_the_end_is_told_and_ended_all_the_same(

@@ -12,11 +12,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rose.errors import EngineError
+from rose.machine import look
 from rose.waits import WaitBoard
 from rose_executor import executor_program, guest_plan
 from rose_executor.board import GUEST, SERVING, SERVING_KV, BoardReader, HalfWriter
@@ -28,6 +30,7 @@ from rose_executor.guest_watch import GuestWatch
 from rose_executor.page_shelf import PageShelf
 from rose_executor.page_writer import PageWriter
 from rose_executor.profile_keeper import ProfileKeeper
+from rose_executor.step_shape import StepShape
 
 TOKEN = "0123456789abcdef" * 2
 LIFE = "a1" * 8
@@ -217,6 +220,37 @@ def test_what_keeps_a_profile_from_the_disk_is_what_the_status_shows(
         config = load_executor_config(written(tmp_path, tiny_model), None, {"out": tmp_path / "runs"})
         assert run_executor(config, no_lender, lambda *_: None)
     assert told == ["", "no space left"]
+
+
+def test_what_was_learnt_last_is_kept_at_the_end(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Learning(Guarding):
+        def __init__(self, guest: Any, watch: GuestWatch, shelf: PageShelf, figures: Any) -> None:
+            super().__init__(guest, watch, shelf, figures)
+            self._profile = watch.profile
+
+        async def run(self, joined: object) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            try:
+                await super().run(joined)
+            finally:
+                for at in range(40):
+                    self._profile.saw(StepShape(8, 1), 0.01, float(at))
+                learnt.append(self._profile.steps)
+
+    learnt: list[int] = []
+    monkeypatch.setattr(executor_program, "Agent", Learning)
+    with tempfile.TemporaryDirectory(prefix="rose-") as root:
+        monkeypatch.setenv("ROSE_RUNTIME_DIR", root)
+        file = written(tmp_path, tiny_model)
+        file.write_text(file.read_text().replace("[executor]", f'[executor]\nprofiles = "{tmp_path / "profiles"}"'))
+        config = load_executor_config(file, None, {"out": tmp_path / "runs"})
+        assert run_executor(config, no_lender, lambda *_: None)
+        run: Any = SimpleNamespace(runtime=Path(root), output=tmp_path)
+        plan = guest_plan.plan_guest(config, run, tmp_path, look())
+    assert learnt[0] > 0
+    assert (plan.profiled, plan.profile.steps) == (True, learnt[0])
 
 
 def written(folder: Path, model: Path, serving: str = "", more: str = "") -> Path:

@@ -194,8 +194,7 @@ def test_an_end_that_never_comes_names_the_thaw_that_failed(
         with pytest.raises(DeadlineExceeded, match=r"no engine end after .*cannot be thawed to die: .*group is gone"):
             await stopping
         assert process.alive
-        host.failures.clear()
-        process.kill()
+        host.failures.clear()  # it is thawed though nobody asks for it any more
 
     ending(tmp_path, tiny_model, host, body)
 

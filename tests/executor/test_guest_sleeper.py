@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rose.errors import EngineError
 from rose_executor.board_states import GuestState, ServingKv, ServingState
 from rose_executor.guest_memory import HostMemory
-from rose_executor.guest_presence import Presence, Room
+from rose_executor.guest_presence import Move, Presence, Room
 from rose_executor.guest_sleeper import GuestSleeper, room_for
 from rose_executor.kv_budget import FixedBlocks, KvBudget, KvShare, MemoryFigures
 from rose_executor.kv_policy import KvPolicy, KvPool
@@ -254,3 +254,29 @@ def test_room_is_what_it_holds_and_what_is_free(
     assert room.may_hold_bytes == max(0, held_bytes + spare_bytes)
     # One that sleeps holds none of its keys and values any more: they are part of what is free.
     assert room.budget_bytes <= max(0, spare_bytes + (kv_bytes if state is Presence.ACTIVE else 0))
+
+
+@in_loop
+async def test_its_memory_goes_before_the_end_of_what_it_was_asked_is_waited_for() -> None:
+    scene = Scene()
+    await scene.asleep()
+    await scene.awake()
+    ended, cancelled = asyncio.Event(), asyncio.Event()
+    computes = scene.partner.computes
+
+    async def slow() -> bool:
+        try:
+            return await computes()
+        finally:
+            cancelled.set()
+            await ended.wait()
+
+    scene.partner.computes = slow  # type: ignore[method-assign]
+    scene.sleeper._question = asyncio.create_task(scene.sleeper._until_it_computes())
+    await asyncio.sleep(0)
+    sleeping = asyncio.create_task(scene.sleeper._do(Move.SLEEP))
+    await cancelled.wait()
+    assert scene.kv.presence is Presence.ASLEEP
+    assert not sleeping.done()
+    ended.set()
+    await sleeping

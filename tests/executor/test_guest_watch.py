@@ -45,6 +45,9 @@ class Brake:
     def thaw(self) -> None:
         raise AssertionError("nobody is thawed by a watch")
 
+    def renew_watchdog(self) -> bool:
+        raise AssertionError("no watchdog is looked after by a watch")
+
     def describe(self) -> Partition:
         return Partition("brake", "", "", 1.0, holds=True)
 

@@ -21,8 +21,14 @@ class World:
         self.late = False
         self.waits = WaitBoard()
         route = SimpleNamespace(generate=self._generate)
+        self.finished = self.tokens = 1
         live = SimpleNamespace(
-            incarnation="a1", engine_id="lent", waits=self.waits, route=route, request_tokens=lambda request_id: 1
+            incarnation="a1",
+            engine_id="lent",
+            waits=self.waits,
+            route=route,
+            request_tokens=lambda request_id: self.tokens,
+            finished=self._finished,
         )
         self.life: Any = SimpleNamespace(leave=self._leave, live=live, proven=True)
         shelf: Any = SimpleNamespace(set_more_apart=lambda incarnation, tokens: self.told.append(f"apart {tokens}"))
@@ -37,6 +43,10 @@ class World:
 
     async def _hold_down(self) -> None:
         self.told.append("hold down")
+
+    async def _finished(self, request_id: str) -> None:
+        if not self.finished:
+            raise DeadlineExceeded("final count", boundary="engine")
 
     async def _generate(self, request_id: str, prompt: list[int], **more: Any) -> Any:
         self.told.append(request_id)
@@ -104,3 +114,47 @@ def test_one_that_is_not_proven_yet_is_not_asked() -> None:
     world.life.proven = False
     assert not asyncio.run(world.guest.computes())
     assert world.told == []
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_token_of_the_step_under_way_is_set_apart_too_when_nobody_waits_for_the_answer_any_more(
+    given_up: bool,
+) -> None:
+    world = World()
+
+    async def body() -> None:
+        asked, asks_count, steps = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        world.tokens = 0
+
+        async def generate(request_id: str, prompt: list[int], **more: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async def finished(request_id: str) -> None:
+            asks_count.set()
+            await steps.wait()
+
+        world.life.live.route.generate, world.life.live.finished = generate, finished
+        asking = asyncio.create_task(world.guest.computes())
+        await asked.wait()
+        asking.cancel()
+        await asks_count.wait()
+        assert world.told == []
+        world.tokens = 1
+        if given_up:
+            asking.cancel()  # nor for its end
+        else:
+            steps.set()
+        await asyncio.gather(asking, return_exceptions=True)
+        assert asking.cancelled()
+
+    asyncio.run(body())
+    assert world.told == ["apart 1"]
+
+
+def test_one_that_finishes_nothing_is_ended_by_nobody_and_what_it_has_is_set_apart() -> None:
+    world = World()
+    world.answers, world.finished = [EngineError("lost")], 0
+    with pytest.raises(EngineError, match="lost"):
+        asyncio.run(world.guest.computes())
+    assert world.told == ["woken-a1-1", "apart 1"]

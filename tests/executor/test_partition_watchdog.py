@@ -17,10 +17,13 @@ from rose.cgroup import own_groups
 from rose.errors import ClusterError
 from rose_executor import partition_watchdog_main
 from rose_executor.guest_groups import PREFIX, Groups, groups_of, v1_groups, v2_groups
+from rose_executor.partition_groups import GroupPartitioner
+from rose_executor.partition_mps import TimeSlices
 from rose_executor.partition_terms import Role
 from rose_executor.partition_threads import ThreadPartitioner
 from rose_executor.partition_watchdog import Watchdog
 from rose_executor.partition_watchdog_main import end_guests
+from rose_executor.partitioner import Partitioner, pick_partitioner
 from rose_executor.process_birth import birth_ticks
 
 NO_GROUPS = Groups("v2", Path("/none"), None, (), "", "", "")
@@ -157,6 +160,74 @@ def test_a_watchdog_that_died_is_replaced_and_the_next_one_knows_all() -> None:
             guest.wait()
         assert watchdog._process is not None
         watchdog._process.wait(DEADLINE_S)
+
+
+def grouped() -> GroupPartitioner:
+    partitioner = pick_partitioner()
+    if not isinstance(partitioner, GroupPartitioner):
+        partitioner.close()
+        pytest.skip("no control group can be made here")
+    return partitioner
+
+
+@pytest.mark.parametrize("layer", ["bare", "time slices"])
+@pytest.mark.parametrize("make", [grouped, lambda: ThreadPartitioner([], "a test")], ids=["groups", "threads"])
+def test_a_dead_watchdog_is_renewed_and_ends_a_frozen_guest_of_an_executor_that_is_gone(
+    make: Callable[[], GroupPartitioner | ThreadPartitioner], layer: str
+) -> None:
+    inner = make()
+    partitioner: Partitioner = inner if layer == "bare" else TimeSlices(inner, "a test")
+    guest, watchdog = sleeper(), inner._watchdog
+    try:
+        assert not partitioner.renew_watchdog()  # there is no guest
+        assert watchdog._process is None
+        partitioner.place(guest.pid, Role.GUEST)
+        first = watchdog._process
+        assert first is not None
+        assert not partitioner.renew_watchdog()
+        assert watchdog._process is first
+        first.kill()
+        first.wait()
+        partitioner.freeze()
+        assert partitioner.renew_watchdog()
+        second = watchdog._process
+        assert second is not None
+        assert second.pid != first.pid
+        if isinstance(inner, GroupPartitioner):
+            inner._unlock()
+        assert second.stdin is not None
+        second.stdin.close()  # as the kernel does for an executor that is gone
+        assert guest.wait(DEADLINE_S) == -signal.SIGKILL
+        second.wait(DEADLINE_S)
+        assert not partitioner.renew_watchdog()  # nobody is left to be guarded
+        watchdog._process = None
+    finally:
+        guest.kill()
+        guest.wait()
+        partitioner.close()
+
+
+def test_a_watchdog_that_cannot_be_started_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    guest, watchdog = sleeper(), Watchdog(None)
+
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    try:
+        watchdog.guards(guest.pid)
+        assert watchdog._process is not None
+        watchdog._process.kill()
+        watchdog._process.wait()
+        with monkeypatch.context() as full:
+            full.setattr(subprocess, "Popen", refused)
+            for _ in range(2):
+                with pytest.raises(ClusterError, match="no watchdog for the guest can be started"):
+                    watchdog.renew()
+        assert watchdog.renew()
+    finally:
+        watchdog.close()
+        guest.kill()
+        guest.wait()
 
 
 def test_the_number_of_a_guest_that_is_gone_may_be_somebody_elses() -> None:

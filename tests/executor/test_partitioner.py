@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ import pytest
 from rose.cgroup import OwnGroups, own_groups
 from rose.errors import ClusterError
 from rose_executor import guest_groups, partition_groups
+from rose_executor import partitioner as partitioner_module
 from rose_executor.guest_groups import sweep, v1_groups, v2_groups
 from rose_executor.partition_groups import GroupPartitioner
 from rose_executor.partition_terms import Role
@@ -198,9 +200,7 @@ def test_the_next_start_ends_what_a_crash_left_frozen_and_touches_no_other_group
     other = groups.cpu / "not-of-rose"
     other.mkdir()
     try:
-        for lock in crashed._locks:
-            os.close(lock)  # as the kernel does for a process that is killed
-        crashed._locks = []
+        crashed._unlock()  # as the kernel does for a process that is killed
         swept = sweep(groups)
         assert crashed._name in swept
         assert other.is_dir()
@@ -272,6 +272,64 @@ def test_what_cannot_be_made_is_refused_and_leaves_nothing(stand_in: Path, monke
     with pytest.raises(ClusterError, match="no group can be made"):
         GroupPartitioner(groups, [])
     assert not list(stand_in.glob("rose-guest-*"))
+
+
+@pytest.mark.parametrize("moment", ["made", "opened", "swept right now"])
+def test_a_group_that_another_executor_sweeps_as_it_is_made_is_made_again(
+    moment: str, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups, make, flock = v2_groups(OwnGroups({}, stand_in)), guest_groups.make_group, fcntl.flock
+    assert groups is not None
+    locks: list[int] = []
+
+    def made(folder: Path) -> None:
+        make(folder)
+        if locks:
+            return
+        locks.append(os.open(folder, os.O_RDONLY))
+        if moment == "made":
+            assert sweep(groups) == [folder.name]
+        elif moment == "swept right now":
+            flock(locks[0], fcntl.LOCK_EX)
+
+    def opened(fd: int, how: int) -> None:
+        if moment == "opened" and len(locks) == 1:
+            locks.append(fd)
+            assert len(sweep(groups)) == 1
+        flock(fd, how)
+
+    monkeypatch.setattr(guest_groups, "make_group", made)
+    monkeypatch.setattr(fcntl, "flock", opened)
+    partitioner = GroupPartitioner(groups, [], sweeps=False)
+    (left,) = stand_in.glob("rose-guest-*")
+    assert left.name == partitioner._name
+    assert sweep(groups) == []  # it is locked
+    partitioner.close()
+    assert not left.exists()
+    os.close(locks[0])
+
+
+def test_groups_that_are_swept_again_and_again_are_given_up_with_what_happened(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guest_groups, "make_group", lambda folder: None)
+    monkeypatch.setattr(partitioner_module, "own_groups", lambda root: OwnGroups({}, stand_in))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    with pytest.raises(ClusterError, match="executors that start here removed 20 new groups") as refused:
+        pick_partitioner(share=0.5)
+    assert "root" not in refused.value.to_do
+    assert any("kept by no control group" in line and "removed 20 new groups" in line for line in caplog.messages)
+
+
+def test_a_sweep_releases_what_it_kills_before(busy: Busy) -> None:
+    crashed = kernel_partitioner()
+    crashed.place(busy.pid, Role.GUEST)
+    pids = set(busy.pids())
+    crashed._unlock()
+    released: list[tuple[set[int], bool]] = []
+    sweep(crashed._groups, lambda pids: released.append((set(pids), all(map(psutil.pid_exists, pids)))))
+    crashed._watchdog.close()
+    assert released == [(pids, True)]
 
 
 def test_a_machine_without_groups_is_served_by_the_idle_class_and_told_so(tmp_path: Path) -> None:
@@ -454,9 +512,7 @@ def test_looking_ends_no_orphan(busy: Busy) -> None:
     crashed = kernel_partitioner()
     crashed.place(busy.pid, Role.GUEST)
     crashed._watchdog.close()
-    for lock in crashed._locks:
-        os.close(lock)
-    crashed._locks = []
+    crashed._unlock()
     try:
         assert would_pick().name == crashed.describe().name
         assert all(psutil.pid_exists(pid) for pid in busy.pids())

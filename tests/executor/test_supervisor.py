@@ -13,7 +13,7 @@ import pytest
 from rose.errors import ClusterError, DeadlineExceeded, EngineError
 from rose.waits import WaitBoard
 from rose_executor import supervisor as module
-from rose_executor.engine_health import EngineHealth
+from rose_executor.engine_health import EngineHealth, EngineState
 from rose_executor.launcher import LauncherDied
 from rose_executor.page_reader import PageReader
 from rose_executor.page_writer import PageWriter
@@ -37,6 +37,8 @@ class ScriptedProcess:
         self.settings = Settings()
         self.starts = 0
         self.stopped = False
+        self.no_room = ""
+        self.asked_for_room = 0
         self._folder = folder
         self._failures = failures
         self._ended: asyncio.Future[int] | None = None
@@ -48,6 +50,10 @@ class ScriptedProcess:
     @property
     def alive(self) -> bool:
         return self._ended is not None and not self._ended.done()
+
+    def lacks_room(self) -> str:
+        self.asked_for_room += 1
+        return self.no_room
 
     async def start(self, version: int, path: Path, launched: Callable[[], None]) -> None:
         await asyncio.sleep(0)
@@ -107,6 +113,7 @@ class Bench:
     folder: Path
     failures: list[Exception | None] = field(default_factory=list)
     restarts_max: int = 2
+    no_room: str = ""
     ready_timeout_s: float = 5.0
     said: list[tuple[Any, ...]] = field(default_factory=list)
     restarts: list[str] = field(default_factory=list)
@@ -115,10 +122,12 @@ class Bench:
     def run(self, body: Callable[[], Awaitable[None]]) -> None:
         async def whole() -> None:
             self.waits = WaitBoard()
+            self.health = EngineHealth(self.restarts_max, backoff_s=0.001)
             self.process = ScriptedProcess(self.folder, self.failures)
+            self.process.no_room = self.no_room
             self.supervisor = EngineSupervisor(
                 self.process,  # type: ignore[arg-type]
-                EngineHealth(self.restarts_max, backoff_s=0.001),
+                self.health,
                 None,  # type: ignore[arg-type]
                 self.waits,
                 turn_timeout_s=1.0,
@@ -399,3 +408,122 @@ def test_an_engine_that_is_held_down_is_gone_until_it_is_let_up_and_that_is_no_r
         assert bench.restarts == []
 
     bench.run(body)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("end", ["a kill", "a death"])
+def test_an_end_that_is_ordered_as_an_engine_dies_is_said_of_no_later_one(tmp_path: Path, end: str) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        first = await bench.supervisor.ready()
+        bench.process.die(-9)
+        await bench.supervisor.hold_down()
+        await dead(first)
+        await until(lambda: bench.health.state is EngineState.HELD)
+        await bench.supervisor.let_up()
+        second = await bench.supervisor.ready()
+        if end == "a kill":
+            second.kill("it went on computing")
+        else:
+            bench.process.die(-11)
+        await dead(second)
+        await bench.supervisor.ready()
+
+    bench.run(body)
+    assert bench.restarts == ["it went on computing" if end == "a kill" else "death of -11"]
+
+
+def test_an_engine_whose_end_had_no_effect_can_be_ended_again_and_the_first_reason_is_kept(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+
+    async def body() -> None:
+        engine = await bench.supervisor.ready()
+        kill, deaf = bench.process.kill, [True]
+        bench.process.kill = lambda: None if deaf.pop() else kill()  # type: ignore[method-assign]
+        engine.kill("it went on computing")
+        assert not deaf
+        deaf.append(False)
+        engine.kill("it was frozen anew")
+        await dead(engine)
+        bench.process.kill = kill  # type: ignore[method-assign]
+        await bench.supervisor.ready()
+
+    bench.run(body)
+    assert bench.restarts == ["it went on computing"]
+
+
+def test_a_start_waits_by_name_for_room_on_the_disk_and_that_is_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_ROOM_AGAIN_S", 0.001)
+    bench = Bench(tmp_path, restarts_max=0, no_room="the disk is full")
+
+    async def body() -> None:
+        await until(lambda: bench.process.asked_for_room > 5)
+        await until(
+            lambda: ("room for its token page", "engine-0") in {(w.what, w.whom) for w in bench.waits.snapshot()}
+        )
+        assert bench.said[-1] == ("waits",)
+        assert bench.process.starts == 0
+        bench.process.no_room = ""
+        await bench.supervisor.ready()
+
+    bench.run(body)
+    assert [said for said in bench.said if len(said) == 1] == [("waits",), ("starting",), ("ready",), ("ended",)]
+    assert len([line for line in caplog.messages if "the disk is full" in line]) == 1
+    assert bench.restarts == []
+
+
+def test_an_engine_that_waits_for_room_can_be_held_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ROOM_AGAIN_S", 0.001)
+    bench = Bench(tmp_path, restarts_max=0, no_room="the disk is full")
+
+    async def body() -> None:
+        await until(lambda: bench.process.asked_for_room)
+        await bench.supervisor.hold_down()
+        await until(lambda: bench.health.state is EngineState.HELD)
+        bench.process.no_room = ""
+        await bench.supervisor.let_up()
+        await bench.supervisor.ready()
+
+    bench.run(body)
+    assert bench.process.starts == 1
+    assert bench.restarts == []
+
+
+def test_stop_waits_for_what_is_under_way(tmp_path: Path) -> None:
+    """What takes a while to end when it is cancelled finds its process still there."""
+    bench = Bench(tmp_path)
+    order: list[str] = []
+
+    async def body() -> None:
+        begun, let = asyncio.Event(), asyncio.Event()
+        end = bench.process.stop
+
+        async def start(*_: object) -> None:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await let.wait()
+                order.append("start is over")
+
+        async def stop() -> None:
+            order.append("process ends")
+            await end()
+
+        bench.process.start, bench.process.stop = start, stop  # type: ignore[method-assign]
+        await begun.wait()
+        stopping = asyncio.create_task(bench.supervisor.stop())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        let.set()
+        await stopping
+
+    bench.run(body)
+    assert order[:2] == ["start is over", "process ends"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from rose.errors import EngineError
 from rose_executor.page_reader import PageReader
-from rose_executor.page_writer import PageWriter
-from rose_executor.token_page import HEADER_WORDS, MAGIC, SLOT_WORDS, SLOTS_MAX, RequestCount
+from rose_executor.page_writer import PageWriter, lacks_room
+from rose_executor.token_page import HEADER_WORDS, MAGIC, SLOT_WORDS, SLOTS_MAX, RequestCount, page_bytes
 
 INCARNATION = "f00d" * 4
 
@@ -309,3 +310,32 @@ def test_a_missing_page_and_an_unwritable_place_say_so(tmp_path: Path) -> None:
         PageReader(tmp_path / "none.page")
     with pytest.raises(EngineError, match="cannot create the token page"):
         PageWriter(tmp_path / "no" / "engine-0.page", incarnation=INCARNATION, slots=1)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, None])
+def test_room_for_a_page_is_what_the_disk_gives_now(
+    number: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def given(fd: int, offset: int, size: int) -> None:
+        asked.append(size)
+        if number is not None:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", given)
+    why = lacks_room(tmp_path / "e.room.page", 8)
+    assert asked == [page_bytes(8)]
+    assert list(tmp_path.iterdir()) == []
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        assert why.startswith(f"{tmp_path} has no room for a token page of {page_bytes(8)} bytes: ")
+    else:
+        assert why == ""  # who writes it says what else is wrong
+    assert lacks_room(tmp_path / "nowhere" / "e.room.page", 8) == ""
+
+
+def test_room_is_asked_for_as_much_as_a_page_takes(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path, slots=8)
+    assert reader.path.stat().st_size == page_bytes(8)
+    writer.close()
+    reader.close()
