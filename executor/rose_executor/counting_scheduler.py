@@ -1,5 +1,7 @@
 """vLLM's scheduler, writing every token that it accepts to the token page, and every ended request to the log.
 
+The page also says for how many tokens there is KV memory, and what one of a context costs to compute.
+
 Invariants
 - Counted is what `_update_request_with_output` keeps: trimmed at the stop, without drafts that were rejected
   and without the stale output of a preempted request, that is exactly the tokens that go out to the client.
@@ -9,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -20,6 +23,9 @@ from rose_executor.page_writer import PageWriter
 from rose_executor.request_id import external_request_id
 from rose_executor.request_log import log_ended
 from rose_executor.residing import Residing
+from rose_executor.step_meter import StepMeter
+from rose_executor.step_shape import StepShape
+from rose_executor.token_cost import TokenCost
 from rose_executor.token_page import page_slots
 
 
@@ -42,11 +48,30 @@ class Counting(Residing):
             slots=page_slots(max_num_seqs),
             version=env.weight_version,
         )
+        # Without the null block, which is never anybody's.
+        blocks: int = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # type: ignore[attr-defined]
+        self._counting_kv_tokens = blocks * self.block_size  # type: ignore[attr-defined]
+        self._counting_cost = TokenCost()
+        self._counting_meter = StepMeter(time.monotonic)
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._counting_meter.begins()
+        planned = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self._counting_meter.scheduled(StepShape(planned.total_num_scheduled_tokens, len(planned.num_scheduled_tokens)))
+        return planned
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
         self.token_page.stepped()
+        if scheduler_output.total_num_scheduled_tokens:
+            self._learn()
         return outputs
+
+    def _learn(self) -> None:
+        meter = self._counting_meter
+        meter.ended()
+        self._counting_cost.saw(meter.shape.tokens, meter.seconds)
+        self.token_page.tell(kv_tokens=self._counting_kv_tokens, token_s=self._counting_cost.token_s)
 
     def _update_request_with_output(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         kept, stopped = super()._update_request_with_output(request, *args, **kwargs)  # type: ignore[misc]

@@ -37,7 +37,7 @@ from rose_executor.guest_watch import GuestWatch
 from rose_executor.kept_guest import KeptGuest
 from rose_executor.launcher import Launcher
 from rose_executor.lender import Lender
-from rose_executor.lending import Lent, lent
+from rose_executor.lending import Lent, Room, lent
 from rose_executor.meters import OpenSeconds
 from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, Role
@@ -245,10 +245,13 @@ class GuestKeeper:
             finally:
                 self.life = None
 
-    def _now(self) -> tuple[int, float]:
+    def _now(self) -> Room:
         guest = None if self._watch.seen is None else self._watch.seen.guest.state
-        used = 0.0 if guest is None else guest.kv_blocks_used / max(1, guest.kv_blocks_total)
-        return self.lent().slots, min(1.0, used)
+        quota, slots = self._watch.rules.quota, self.lent().slots
+        if guest is None or quota is None:
+            return Room(slots, 0.0, 0.0)
+        total = max(1, guest.kv_blocks_total)
+        return Room(slots, min(1.0, guest.kv_blocks_used / total), min(1.0, quota.kv_blocks / total))
 
     def _followed(self, followed: Followed, fetched_bytes: int) -> None:
         self._figures.followed(followed, fetched_bytes)

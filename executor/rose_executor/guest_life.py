@@ -18,6 +18,7 @@ from rose.logs import logger
 from rose.waits import WaitBoard
 from rose_executor.control_client import ControlClient
 from rose_executor.lender import GuestNow, GuestOffer, Lender
+from rose_executor.lending import Room
 from rose_executor.supervisor import LiveEngine
 from rose_executor.version_follower import Followed, VersionFollower, wanted_by
 from rose_transfer.distribution import Offer, Receiver
@@ -65,7 +66,7 @@ class GuestLife:
         counts_address: str,
         max_requests: int,
         prove: Prove,
-        now: Callable[[], tuple[int, float]],
+        now: Callable[[], Room],
         told: Callable[[Followed, int], None],
     ) -> None:
         self.live = live
@@ -189,5 +190,6 @@ class GuestLife:
             await self._lender.withdraw(offer, self._end)
 
     def _state(self) -> GuestNow:
-        slots, used = self._now()
-        return GuestNow(self.live.page.version, slots, used)
+        room, page = self._now(), self.live.page
+        kv_tokens = round(room.kv_fraction * page.kv_tokens)
+        return GuestNow(page.version, room.slots, room.kv_used_fraction, kv_tokens, page.token_s)

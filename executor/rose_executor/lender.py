@@ -21,11 +21,16 @@ class GuestOffer:
 
 @dataclass(frozen=True, slots=True)
 class GuestNow:
-    """How it is: `slots_open` requests may be on it, those that it has included."""
+    """How it is: `slots_open` requests may be on it, those that it has included.
+
+    It may hold `kv_tokens` now, and computes one of a context in `token_s` seconds; 0 is unknown.
+    """
 
     weight_version: int
     slots_open: int
     kv_used_fraction: float
+    kv_tokens: int = 0
+    token_s: float = 0.0
 
 
 class Lender(Protocol):

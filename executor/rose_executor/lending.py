@@ -22,6 +22,15 @@ SHUT_S = PATIENCE_S
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """What a guest has for requests now: slots, and which shares of its keys and values are used, and may be."""
+
+    slots: int
+    kv_used_fraction: float
+    kv_fraction: float
+
+
+@dataclass(frozen=True, slots=True)
 class Lent:
     """`why` says in words why there are no `slots`, "" where there are."""
 

@@ -22,12 +22,14 @@ from rose_executor.token_page import (
     COMMIT,
     FREE,
     H_INCARNATION,
+    H_KV_TOKENS,
     H_LAYOUT,
     H_MAGIC,
     H_PID,
     H_SLOTS,
     H_STEPPED_AT_NS,
     H_STEPS,
+    H_TOKEN_NS,
     H_VERSION,
     HEADER_WORDS,
     LAYOUT,
@@ -116,6 +118,16 @@ class PageReader:
     def stepped_at_s(self) -> float:
         """`time.time()` of the last finished step, 0 before the first."""
         return self._header()[H_STEPPED_AT_NS] / 1e9
+
+    @property
+    def kv_tokens(self) -> int:
+        """For how many tokens there is KV memory, 0 if that was not told."""
+        return self._header()[H_KV_TOKENS]
+
+    @property
+    def token_s(self) -> float:
+        """How long it takes to compute one token of a context, 0 as long as it is unknown."""
+        return self._header()[H_TOKEN_NS] / 1e9
 
     def total(self) -> int:
         """Tokens that this incarnation sampled and kept, all requests together. Never decreases."""

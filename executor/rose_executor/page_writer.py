@@ -18,12 +18,14 @@ from rose_executor.token_page import (
     FINISHED,
     FREE,
     H_INCARNATION,
+    H_KV_TOKENS,
     H_LAYOUT,
     H_MAGIC,
     H_PID,
     H_SLOTS,
     H_STEPPED_AT_NS,
     H_STEPS,
+    H_TOKEN_NS,
     H_VERSION,
     HEADER_WORDS,
     LAYOUT,
@@ -83,6 +85,11 @@ class PageWriter:
         """The engine has finished one step."""
         self._words[H_STEPPED_AT_NS] = time.time_ns()
         self._words[H_STEPS] += 1
+
+    def tell(self, *, kv_tokens: int, token_s: float) -> None:
+        """For how many tokens there is KV memory, and how long it takes to compute one of a context; 0 is unknown."""
+        self._words[H_KV_TOKENS] = kv_tokens
+        self._words[H_TOKEN_NS] = round(token_s * 1e9)
 
     def add(self, request_id: str, tokens: int) -> None:
         """Count `tokens` more, sampled under the version in force, for a request.

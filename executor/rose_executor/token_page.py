@@ -32,6 +32,8 @@ SLOTS_MAX = 2**17
 
 HEADER_WORDS = 16
 H_MAGIC, H_LAYOUT, H_SLOTS, H_PID, H_INCARNATION, H_STEPS, H_STEPPED_AT_NS, H_VERSION = range(8)
+H_KV_TOKENS, H_TOKEN_NS = range(8, 10)
+"""For how many tokens there is KV memory, and how long it takes to compute one of a context; 0 is unknown."""
 
 SLOT_WORDS = 16
 COMMIT = 0

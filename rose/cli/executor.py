@@ -49,7 +49,13 @@ class SchedulerLender:
     async def keep_offered(self, guest: GuestOffer, now: Callable[[], GuestNow]) -> NoReturn:
         def state() -> EngineState:
             current = now()
-            return EngineState(current.weight_version, current.slots_open, current.kv_used_fraction)
+            return EngineState(
+                current.weight_version,
+                current.slots_open,
+                current.kv_used_fraction,
+                current.kv_tokens,
+                current.token_s,
+            )
 
         try:
             await self._client.keep_offered(_lent(guest), state, every_s=_BEAT_EVERY_S, told=self._told)

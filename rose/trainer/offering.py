@@ -57,7 +57,8 @@ class Offering:
 
         def state() -> EngineState:
             version = serving(engine.engine_id)
-            return EngineState(version or 0, 0 if version is None else self._requests_max, 0.0)
+            page, slots = engine.page, 0 if version is None else self._requests_max
+            return EngineState(version or 0, slots, 0.0, page.kv_tokens, page.token_s)
 
         keeping = asyncio.create_task(self._scheduler.keep_offered(offered, state, every_s=BEAT_EVERY_S))
         dying = asyncio.create_task(engine.dead.wait())

@@ -18,6 +18,7 @@ from rose_executor.control_client import Committed, EngineDescription
 from rose_executor.guest_life import GuestLife
 from rose_executor.guest_proof import WrongAnswer
 from rose_executor.lender import GuestNow, GuestOffer
+from rose_executor.lending import Room
 from rose_executor.supervisor import LiveEngine
 from rose_executor.version_follower import Followed
 from rose_transfer.distribution import Fetched, Offer
@@ -101,7 +102,7 @@ class Scheduler:
 class World:
     def __init__(self) -> None:
         self.upstream, self.scheduler, self.waits = Upstream(), Scheduler(), WaitBoard()
-        self.page = SimpleNamespace(version=0)
+        self.page = SimpleNamespace(version=0, kv_tokens=1000, token_s=0.25)
         self.dead = asyncio.Event()
         self.killed: list[str] = []
         self.followed: list[tuple[int, int]] = []
@@ -128,7 +129,7 @@ class World:
             counts_address="counts",
             max_requests=16,
             prove=self._prove,
-            now=lambda: (7, 0.5),
+            now=lambda: Room(7, 0.5, 0.3),
             told=self._followed,
         )
         self.running = asyncio.create_task(self.life.run())
@@ -175,10 +176,10 @@ async def test_it_is_offered_with_its_first_version_and_withdrawn_with_its_death
     await world.offered(5)
     assert world.scheduler.told == [("a1", 5)]
     assert world.scheduler.now is not None
-    assert world.scheduler.now() == GuestNow(5, 7, 0.5)
+    assert world.scheduler.now() == GuestNow(5, 7, 0.5, 300, 0.25)
     world.upstream.publish(6)
     await world.settled()
-    assert world.scheduler.now() == GuestNow(6, 7, 0.5)
+    assert world.scheduler.now() == GuestNow(6, 7, 0.5, 300, 0.25)
     assert world.life.followed is not None
     assert world.life.followed.version == 6
     world.dead.set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from service_tools import LONG_S, site, turn, until
@@ -20,6 +21,7 @@ class Incarnation:
     engine_id: str = "engine-0"
     base_url: str = "http://engine-0"
     dead: asyncio.Event = field(default_factory=asyncio.Event)
+    page: Any = field(default_factory=lambda: SimpleNamespace(kv_tokens=4096, token_s=0.125))
 
 
 def test_an_incarnation_is_offered_until_its_death_with_the_version_that_it_serves(monkeypatch: Any) -> None:
@@ -39,6 +41,8 @@ def test_an_incarnation_is_offered_until_its_death_with_the_version_that_it_serv
             await until(lambda: engines() == [("a", 0, 0)])
             serving["engine-0"] = 3
             await until(lambda: engines() == [("a", 3, 7)])
+            (engine,) = here.desk.core.engines
+            assert (engine.pool.capacity_tokens, engine.token_s) == (4096, 0.125)
             async with here.client.lease(turn(min_version=3), wait_s=LONG_S, hold_s=LONG_S) as lease:
                 assert (lease.address, lease.counts_address) == ("http://engine-0", "")
                 serving["engine-0"] = None
