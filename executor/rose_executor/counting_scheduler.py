@@ -28,6 +28,9 @@ from rose_executor.step_shape import StepShape
 from rose_executor.token_cost import TokenCost
 from rose_executor.token_page import page_slots
 
+_TELL_EVERY = 16
+"""Steps: whoever asks what a token costs looks some times a second."""
+
 
 class Counting(Residing):
     """Mixed in before a vLLM scheduler; `Any` because vLLM's classes carry no types."""
@@ -53,6 +56,7 @@ class Counting(Residing):
         self._counting_kv_tokens = blocks * self.block_size  # type: ignore[attr-defined]
         self._counting_cost = TokenCost()
         self._counting_meter = StepMeter(time.monotonic)
+        self._tell()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._counting_meter.begins()
@@ -70,7 +74,11 @@ class Counting(Residing):
     def _learn(self) -> None:
         meter = self._counting_meter
         meter.ended()
-        self._counting_cost.saw(meter.shape.tokens, meter.seconds)
+        self._counting_cost.saw(meter.shape.tokens, meter.shape.seqs, meter.seconds)
+        if meter.steps % _TELL_EVERY == 0:
+            self._tell()
+
+    def _tell(self) -> None:
         self.token_page.tell(kv_tokens=self._counting_kv_tokens, token_s=self._counting_cost.token_s)
 
     def _update_request_with_output(self, request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -100,6 +100,8 @@ def test_the_page_counts_exactly_what_was_sampled(rig: Any) -> None:
             assert (count.tokens, count.finished) == (len(output.output_ids), True)
             assert output.versions == (VersionSpan(0, 0, count.tokens),)
         assert page.steps > 0
+        assert page.kv_tokens > 0
+        assert page.kv_tokens % rig.engine.settings.block_size == 0
 
     rig.run(run())
 
