@@ -135,6 +135,7 @@ def test_a_file_that_takes_the_place_of_the_board_is_left_alone_and_told(tmp_pat
         assert "is something else than a board" in watching.trouble
     assert path.read_bytes() == content
     path.unlink()
+    assert watching.look()
     while quota(path) is None:
         assert watching.look()
     assert quota(path) == SHUT
