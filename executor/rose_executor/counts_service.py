@@ -4,6 +4,7 @@ Invariants
 - Nobody without the token is heard (where there are certificates, nobody without one), and only on the loopback
   interface; calls and messages are bounded.
 - `alive` is looked up before the page is read, so what is said of a dead incarnation is final.
+- A page that cannot be read, or no longer, is not known: whoever asks keeps what was said before.
 - Requests are read before the total, so the total is never less than their sum.
 - Who asks about an engine hears of its end, and its last counts, where the executor itself is ended in order.
 """
@@ -21,7 +22,7 @@ import grpc
 from rose.access import Gate
 from rose.certificates import Certificates, bind
 from rose.engine_limits import SEQS_MAX
-from rose.errors import ClusterError
+from rose.errors import ClusterError, EngineError
 from rose.metrics import ADDRESS
 from rose.proto.v1 import executor_pb2 as wire
 from rose.proto.v1.executor_pb2_grpc import ExecutorServicer, add_ExecutorServicer_to_server
@@ -53,11 +54,14 @@ class CountsService(ExecutorServicer):  # type: ignore[misc]
         if len(request.request_ids) > REQUESTS_MAX:
             what = f"{len(request.request_ids)} requests in one question, at most {REQUESTS_MAX} are answered"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)
-        requests = page.requests(request.request_ids)
+        try:
+            requests, total = page.requests(request.request_ids), self._shelf.tokens(request.incarnation)
+        except EngineError:
+            return wire.CountsReply()
         return wire.CountsReply(
             known=True,
             alive=alive,
-            total_tokens=self._shelf.tokens(request.incarnation),
+            total_tokens=total,
             requests=[_message(request_id, count) for request_id, count in requests.items()],
         )
 

@@ -4,6 +4,9 @@ Invariants
 - Whoever asks about a dead incarnation gets its final counts, also from the next owner of the folder.
 - The folder has one owner at a time; it is taken over only once nobody writes on a page of it any more.
 - Pages are bounded: the oldest go when a folder is taken over.
+- A page that was cut short, replaced or removed is told once and harms nobody: `total` goes on with what was counted
+  last, and whoever asks for counts gets none.
+- Few pages are open at once, however many engines there were.
 - What an engine generated for its owner alone, before it was offered or as it woke, is set apart, in a file beside its
   page: it counts for nobody.
 """
@@ -25,6 +28,7 @@ from rose_transfer.store.files import remove_drafts, write_whole
 log = logger("page shelf")
 
 PAGES_MAX = 256
+OPEN_MAX = 16
 _WRITERS_END_S = 10.0
 _POLL_S = 0.05
 
@@ -37,9 +41,13 @@ class PageShelf:
 
     def __init__(self, folder: Path, waits: WaitBoard) -> None:
         self.folder = folder
+        self._paths: dict[str, Path] = {}
         self._open: dict[str, PageReader] = {}
-        self._final: dict[str, int] = {}
+        """The one that was asked longest ago first."""
+        self._counted: dict[str, int] = {}
+        self._final: set[str] = set()
         self._apart: dict[str, int] = {}
+        self._useless: set[Path] = set()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -53,10 +61,13 @@ class PageShelf:
             raise
 
     def page(self, incarnation: str) -> PageReader | None:
-        """The page of an incarnation, None if there is none here. It stays open; the shelf closes it."""
-        if incarnation not in self._open and not self._find(incarnation):
+        """The page of an incarnation, None if there is none here. The shelf closes it, when others are asked for."""
+        if (page := self._open.pop(incarnation, None)) is None and (page := self._find(incarnation)) is None:
             return None
-        return self._open[incarnation]
+        self._open[incarnation] = page
+        while len(self._open) > OPEN_MAX:
+            self._open.pop(next(iter(self._open))).close()
+        return page
 
     def set_apart(self, incarnation: str) -> None:
         """What its page counts so far was generated for nobody but its owner.
@@ -84,23 +95,26 @@ class PageShelf:
         return page
 
     def tokens(self, incarnation: str) -> int:
-        """Tokens of an incarnation that has a page, without what was set apart."""
-        return self._open[incarnation].total() - self._apart.get(incarnation, 0)
+        """Tokens of an incarnation, without what was set apart. Raises EngineError if there is no readable page."""
+        return self._page(incarnation).total() - self._apart.get(incarnation, 0)
 
     def total(self, living: Collection[str] = ()) -> int:
         """Tokens of all incarnations that were asked about, or found when the folder was taken over.
 
         Pages of incarnations that are not `living` are read once.
         """
-        total = 0
-        for incarnation in self._open:
-            if incarnation in living:
-                total += self.tokens(incarnation)
-                continue
+        for incarnation in tuple(self._paths):
             if incarnation not in self._final:
-                self._final[incarnation] = self.tokens(incarnation)
-            total += self._final[incarnation]
-        return total
+                self._count(incarnation)
+            if incarnation not in living:
+                self._final.add(incarnation)
+        return sum(self._counted.values())
+
+    def _count(self, incarnation: str) -> None:
+        try:
+            self._counted[incarnation] = self.tokens(incarnation)
+        except EngineError as error:
+            self._tell(self._paths[incarnation], error)
 
     def close(self) -> None:
         for page in self._open.values():
@@ -108,22 +122,30 @@ class PageShelf:
         self._open.clear()
         os.close(self._lock_fd)
 
-    def _find(self, incarnation: str) -> bool:
+    def _find(self, incarnation: str) -> PageReader | None:
+        if incarnation in self._paths:
+            return self._read(self._paths[incarnation])
         # An incarnation comes from whoever asks: it is compared with names, never made into one.
         for path in self.folder.glob("*.page"):
             if _incarnation(path) == incarnation:
                 return self._read(path)
-        return False
+        return None
 
-    def _read(self, path: Path) -> bool:
+    def _read(self, path: Path) -> PageReader | None:
         try:
             page = PageReader(path)
         except EngineError as error:
+            self._tell(path, error)
+            return None
+        if _incarnation(path) not in self._paths:
+            self._paths[_incarnation(path)] = path
+            self._apart[_incarnation(path)] = _read_apart(_apart_path(path))
+        return page
+
+    def _tell(self, path: Path, error: EngineError) -> None:
+        if path not in self._useless:
+            self._useless.add(path)
             log.warning("a page is of no use", why=str(error))
-            return False
-        self._open[_incarnation(path)] = page
-        self._apart[_incarnation(path)] = _read_apart(_apart_path(path))
-        return True
 
     def _take_over(self, waits: WaitBoard) -> None:
         remove_drafts(self.folder)
@@ -135,13 +157,14 @@ class PageShelf:
             path.unlink(missing_ok=True)
             _apart_path(path).unlink(missing_ok=True)
         for path in paths[-PAGES_MAX:]:
-            self._read(path)
+            self.page(_incarnation(path))
         with waits.waiting("end of its engine", "former owner of the pages", _WRITERS_END_S):
             deadline_s = time.monotonic() + _WRITERS_END_S
-            while writers := [page for page in self._open.values() if _is_written(page)]:
+            while writers := [life for life, path in self._paths.items() if _is_written(path)]:
                 if time.monotonic() >= deadline_s:
+                    page = self.page(writers[0])
                     raise ClusterError(
-                        f"process {writers[0].pid} still writes {writers[0].path}",
+                        f"process {'?' if page is None else page.pid} still writes {self._paths[writers[0]]}",
                         expected="no engine left over by whoever had this folder before",
                         to_do="end that process, or use another folder",
                     )
@@ -179,10 +202,10 @@ def _lock(fd: int, folder: Path) -> None:
         ) from None
 
 
-def _is_written(page: PageReader) -> bool:
+def _is_written(path: Path) -> bool:
     """Whether its writer lives, as the kernel says: no clock and no reused process number is asked."""
     try:
-        with page.path.open("rb") as file:
+        with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

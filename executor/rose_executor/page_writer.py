@@ -41,8 +41,8 @@ from rose_executor.token_page import (
 class PageWriter:
     """The engine core's side: creates the page and counts into it.
 
-    `slots` must be at least the number of requests that can be unfinished at once; more of them keep
-    finished requests readable for longer. `incarnation` is up to 16 hex digits.
+    `slots` must be at least the number of requests that can be unfinished at once, and at most SLOTS_MAX; more of them
+    keep finished requests readable for longer. `incarnation` is up to 16 hex digits.
     Raises EngineError if the page cannot be written.
     """
 

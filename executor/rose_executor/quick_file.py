@@ -17,7 +17,7 @@ _libc.pread.restype = _libc.pwrite.restype = ctypes.c_ssize_t
 
 
 class QuickReader:
-    """Reads up to `size_bytes` from the beginning of a file; not for several threads at once."""
+    """Reads up to `size_bytes` of a file in one call; not for several threads at once."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -25,9 +25,9 @@ class QuickReader:
         self._address = ctypes.addressof(self._buffer)
         self._view = memoryview(self._buffer)
 
-    def read(self, fd: int) -> bytes:
-        """Raises OSError."""
-        read = _libc.pread(fd, self._address, self._size_bytes, 0)
+    def read(self, fd: int, offset: int = 0) -> bytes:
+        """What stands from `offset` on, less where the file ends before. Raises OSError."""
+        read = _libc.pread(fd, self._address, self._size_bytes, offset)
         if read < 0:
             raise _error()
         return self._view[:read].tobytes()

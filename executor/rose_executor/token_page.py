@@ -1,7 +1,7 @@
 """The token page: what an engine has generated, counted by the engine, readable after its death.
 
-A memory-mapped file of 64-bit words. One writer (the engine core, see `page_writer`), any number of readers, in any
-process (`page_reader`). Here is what both know: where the words stand, and what a slot says.
+A file of 64-bit words. One writer maps it (the engine core, see `page_writer`), any number of readers in any process
+read it (`page_reader`). Here is what both know: where the words stand, and what a slot says.
 
 Invariants
 - The total is the sum of the slots and stands nowhere else, so the two cannot disagree, at whatever
@@ -9,7 +9,8 @@ Invariants
 - A slot keeps its state in two banks; commit number `n` says that bank `n % 2` is the valid one. The writer
   fills the other bank and then stores `n + 1`, one aligned 8-byte word. A reader that finds the same commit
   before and after has read a whole state: the writer cannot have touched that bank in between. A writer
-  killed half-way leaves the old state valid.
+  killed half-way leaves the old state valid. Before, bank and after are three reads, one after the other: within one
+  the kernel may copy in whatever order.
 - A running request's slot is never reused. Finished ones are, oldest first; the tokens of a slot's earlier
   requests stay in its `retired` count.
 - A page appears under its name complete, and belongs to one incarnation of one engine for ever. Its writer holds the
@@ -26,6 +27,8 @@ from dataclasses import dataclass
 
 MAGIC = int.from_bytes(b"ROSEPAGE", "little")
 LAYOUT = 1
+SLOTS_MAX = 2**17
+"""Several times what the largest engine has: who says more is no engine, and nobody makes room to read that."""
 
 HEADER_WORDS = 16
 H_MAGIC, H_LAYOUT, H_SLOTS, H_PID, H_INCARNATION, H_STEPS, H_STEPPED_AT_NS, H_VERSION = range(8)

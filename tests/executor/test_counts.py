@@ -389,6 +389,49 @@ def test_what_a_killed_owner_left_half_made_goes_and_pages_are_bounded(
     assert not list(tmp_path.glob(".*"))
 
 
+@in_loop
+async def test_a_page_that_is_spoilt_counts_as_it_did_last_and_tells_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with told(tmp_path) as (client, shelf):
+        for life in (LIFE, OTHER):
+            page = PageWriter(page_of(tmp_path, life), incarnation=life, slots=64)
+            page.add("a", 3)
+            page.close()
+            assert (await client.counts(life)).total_tokens == 3
+        assert shelf.total([LIFE]) == 6
+        os.truncate(page_of(tmp_path, LIFE), 0)
+        for living in ([LIFE], [LIFE], [], []):
+            assert shelf.total(living) == 6
+            assert not (await client.counts(LIFE, ["a"])).known
+        assert (await client.counts(OTHER)).total_tokens == 3
+        with pytest.raises(EngineError, match="it was cut short"):
+            shelf.set_apart(LIFE)
+    assert len([line for line in caplog.messages if "of no use" in line]) == 1
+
+
+def test_few_pages_are_open_at_once_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_shelf, "OPEN_MAX", 2)
+    lives = [f"{life:02d}" * 8 for life in range(6)]
+    for life in lives:
+        page = PageWriter(page_of(tmp_path, life), incarnation=life, slots=1)
+        page.add("a", 1)
+        page.close()
+    before = len(os.listdir("/proc/self/fd"))
+    with closing(PageShelf(tmp_path, WaitBoard())) as shelf:
+        for _ in range(2):
+            assert shelf.total(lives) == 6
+            for life in lives:
+                page_read = shelf.page(life)
+                assert page_read is not None
+                assert (page_read.incarnation, page_read.total()) == (life, 1)
+            assert len(os.listdir("/proc/self/fd")) == before + 3  # its lock, too
+        page_of(tmp_path, lives[0]).unlink()
+        assert shelf.page(lives[0]) is None
+        assert shelf.total() == 6
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match="cannot be used"):

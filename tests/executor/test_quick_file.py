@@ -31,6 +31,7 @@ def test_what_was_written_is_read_up_to_the_size_that_was_asked_for(tmp_path: Pa
         first = reader.read(file)
         write_at(file, b"defg", 2)
         assert (first, reader.read(file)) == (b"abc", b"abde")
+        assert (reader.read(file, 1), reader.read(file, 4), reader.read(file, 9)) == (b"bdef", b"fg", b"")
 
 
 def test_a_descriptor_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 from rose.errors import EngineError
 from rose_executor.page_reader import PageReader
 from rose_executor.page_writer import PageWriter, lacks_room
-from rose_executor.token_page import RequestCount, page_bytes
+from rose_executor.token_page import HEADER_WORDS, MAGIC, SLOT_WORDS, SLOTS_MAX, RequestCount, page_bytes
 
 INCARNATION = "f00d" * 4
 
@@ -144,15 +146,17 @@ def test_readers_see_whole_states_beside_a_writer_and_after_its_kill(tmp_path: P
     deadline = time.monotonic() + 20
     while not path.exists():
         assert time.monotonic() < deadline
-    reader = PageReader(path)
     seen = 0
-    for _ in range(3_000):
-        count = reader.request("a")
-        if count is not None and count.tokens:
-            assert count.tokens == count.last_version
-            seen = max(seen, count.tokens)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    try:
+        reader = PageReader(path)
+        for _ in range(3_000):
+            count = reader.request("a")
+            if count is not None and count.tokens:
+                assert count.tokens == count.last_version
+                seen = max(seen, count.tokens)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
     last = reader.request("a")
     assert last is not None
     assert last.tokens == last.last_version >= seen > 0
@@ -167,6 +171,7 @@ def _write_forever(path: Path) -> None:
         version += 1
         writer.version = version
         writer.add("a", 1)
+        sum(range(1000))  # an engine takes a hundred times as long for a step, at the least
 
 
 def test_stays_readable_after_the_file_is_gone(tmp_path: Path) -> None:
@@ -176,6 +181,109 @@ def test_stays_readable_after_the_file_is_gone(tmp_path: Path) -> None:
     reader.discard()
     assert not other.path.exists()
     assert other.total() == 2
+
+
+def test_a_slot_that_is_written_to_as_it_is_read_is_read_again_and_the_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each of the first reads the writer goes on by two states, so that it has written to either bank."""
+    writer, reader = page(tmp_path)
+    writer.add("steady", 1)
+    writer.add("busy", 1)
+    read, reads = reader._read, 0
+
+    def read_beside_a_writer(*args: object) -> bytes:
+        nonlocal reads
+        reads += 1
+        if reads < 9:
+            for _ in range(2):
+                writer.version = reads
+                writer.add("busy", 1)
+        return read(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(reader, "_read", read_beside_a_writer)
+    counts = reader.requests(["steady", "busy"])
+    assert counts["busy"] == RequestCount(17, 0, 8, finished=False)
+    assert counts["steady"] == RequestCount(1, 0, 0, finished=False)
+    assert reads == 10  # the page three times and its header, then that slot three times, twice over
+
+
+def test_a_slot_that_never_stands_still_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, reader = page(tmp_path)
+    writer.add("a", 1)
+    read = reader._read
+    monkeypatch.setattr(reader, "_read", lambda *args: writer.add("a", 1) or read(*args))
+    with pytest.raises(EngineError, match="slot 0 changes as fast as it is read"):
+        reader.total()
+
+
+ASKED: list[Callable[[PageReader], object]] = [
+    lambda reader: reader.total(),
+    lambda reader: reader.request("a"),
+    lambda reader: reader.version,
+    lambda reader: reader.steps,
+    lambda reader: reader.stepped_at_s,
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_page_cut_short_is_an_error_and_no_signal(tmp_path: Path, asked: Callable[[PageReader], object]) -> None:
+    path = tmp_path / "engine-0.page"
+    dead = PageWriter(path, incarnation=INCARNATION, slots=64)
+    dead.add("a", 3)
+    dead.close()
+    reader = PageReader(path)
+    asked(reader)
+    os.truncate(path, 0)
+    with pytest.raises(EngineError, match=r"engine-0\.page is not a readable token page: it was cut short"):
+        asked(reader)
+    os.truncate(path, 8 * (HEADER_WORDS + 64 * SLOT_WORDS))
+    with pytest.raises(EngineError, match="another file's content by now"):
+        asked(reader)
+    assert (reader.incarnation, reader.pid) == (INCARNATION, os.getpid())
+
+
+def test_a_page_cut_short_behind_its_header_counts_nothing(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path)
+    writer.add("a", 3)
+    os.truncate(reader.path, 8 * HEADER_WORDS + 8)
+    with pytest.raises(EngineError, match="it was cut short"):
+        reader.total()
+    assert reader.version == 0
+
+
+def test_a_reader_that_is_closed_or_forgotten_keeps_no_file_open(tmp_path: Path) -> None:
+    writer, reader = page(tmp_path)
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    reader.close()
+    reader.close()
+    with pytest.raises(EngineError, match="Bad file descriptor"):
+        reader.total()
+    forgotten = PageReader(reader.path)
+    assert len(os.listdir("/proc/self/fd")) == before
+    del forgotten
+    gc.collect()
+    reader.path.write_bytes(b"no page at all")
+    with pytest.raises(EngineError, match="has 14 bytes"):
+        PageReader(reader.path)
+    assert len(os.listdir("/proc/self/fd")) == before - 1
+    writer.close()
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_no_page_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "engine-0.page")
+    with pytest.raises(EngineError, match="is no regular file"):
+        PageReader(tmp_path / "engine-0.page")
+
+
+def test_a_page_of_more_slots_than_an_engine_has_is_refused_without_room_for_them(tmp_path: Path) -> None:
+    path, slots = tmp_path / "engine-0.page", SLOTS_MAX + 1
+    path.write_bytes(b"".join(word.to_bytes(8, "little") for word in (MAGIC, 1, slots)))
+    os.truncate(path, 8 * (HEADER_WORDS + slots * SLOT_WORDS))
+    with pytest.raises(EngineError, match=f"for {slots} slots"):
+        PageReader(path)
 
 
 @pytest.mark.parametrize(
