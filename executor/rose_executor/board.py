@@ -8,21 +8,21 @@ Invariants
 - A reader takes the newest bank whose checksum holds. A writer killed at any store leaves the state before valid.
 - What is torn, stale, of another layout, of another boot, cut short or never written is seen as such: the state is
   unknown, and `why` says so. No reading raises.
-- A half never has two writers: its writer holds the kernel's lock on it, and the kernel drops that with the process.
+- A half never has two writers: its writer holds the kernel's lock on it, and the kernel drops that with the process,
+  whatever the process has forked.
+- Writes are counted up from 1. A count that no writer gets to is not gone on with: the half is emptied for a new one.
 - The file is read and written, never mapped: a mapped file that somebody cuts short kills whoever touches it, and one
   of these processes serves.
-- Only the owner of the quota half makes a board or makes it whole again. It never takes a file for one that is not.
+- Only the owner of the quota half makes a board or makes it whole again. It never takes a file for one that is not:
+  without a board's first word it takes one only if there is nothing in it but what a board's writers leave.
 - Time is the monotonic clock: a jump of the machine's date makes nothing stale and nothing fresh.
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import functools
 import os
 import stat
-import struct
 import time
 from pathlib import Path
 from typing import Any, Generic
@@ -37,6 +37,7 @@ from rose_executor.board_halves import (
     HEARTBEAT_S,
     LAYOUT,
     MAGIC,
+    NUMBER_MAX,
     QUOTA,
     SERVING,
     SERVING_KV,
@@ -46,8 +47,10 @@ from rose_executor.board_halves import (
     aged,
     encode,
     held,
+    is_beginning,
     newest,
 )
+from rose_executor.board_locks import close_locked, has_writer, lock_half
 from rose_executor.board_states import Quota, Reading
 from rose_executor.quick_file import QuickReader, write_at
 
@@ -64,8 +67,6 @@ __all__ = [
     "claim_quota",
 ]
 
-# struct flock of 64-bit Linux: type, whence, start, length, pid (0 for a lock of an open file description).
-_FLOCK = struct.Struct("hhqqi4x")
 _CLAIM_ATTEMPTS = 5
 
 
@@ -108,7 +109,7 @@ class BoardReader:
     def read_of_living(self, half: Half[S], now_s: float) -> Reading[S]:
         """The same, unknown if the half has no live writer: what a dead one wrote last is nobody's state."""
         reading = self.read(half, now_s)
-        if reading.state is None or _has_writer(self._fd, half):
+        if reading.state is None or has_writer(self._fd, half):
             return reading
         return Reading(None, reading.number, f"the {half.name} half has no live writer")
 
@@ -134,11 +135,22 @@ class HalfWriter(Generic[S]):
         try:
             if not self.whole():
                 raise ClusterError(f"{path} is not a whole board of layout {LAYOUT}", to_do="start the executor first")
-            _lock(self._fd, path, half)
-            self._number = newest(os.pread(self._fd, BOARD_BYTES, 0), half)
+            lock_half(self._fd, path, half)
+            self._number = self._last_number()
         except BaseException:
-            os.close(self._fd)
+            close_locked(self._fd)
             raise
+
+    def _last_number(self) -> int:
+        """Of the last writer; 0, and nothing of it left, where it is none that a writer gets to, or goes on from."""
+        number = newest(os.pread(self._fd, BOARD_BYTES, 0), self._half)
+        if 0 <= number <= NUMBER_MAX:
+            return number
+        try:
+            write_at(self._fd, bytes(HALF_BYTES), self._half.offset)
+        except OSError as error:
+            raise ClusterError(f"cannot empty the {self._half.name} half of {self.path}: {error.strerror}") from error
+        return 0
 
     @property
     def number(self) -> int:
@@ -164,7 +176,7 @@ class HalfWriter(Generic[S]):
         )
 
     def close(self) -> None:
-        os.close(self._fd)
+        close_locked(self._fd)
         self._fd = -1
 
 
@@ -177,13 +189,13 @@ def claim_quota(path: Path) -> HalfWriter[Quota]:
     for _ in range(_CLAIM_ATTEMPTS):
         fd = _open(path, os.O_RDWR | os.O_CREAT)
         try:
-            _lock(fd, path, QUOTA)
+            lock_half(fd, path, QUOTA)
             if not _same_file(fd, path):
                 continue
             _make_whole(fd, path)
         finally:
             # The writer takes the lock anew; whoever comes between is refused there or refuses us.
-            os.close(fd)
+            close_locked(fd)
         return HalfWriter(path, QUOTA)
     raise ClusterError(f"the board {path} is replaced again and again", to_do="look for what else writes there")
 
@@ -210,29 +222,6 @@ def _open(path: Path, flags: int) -> int:
         ) from error
 
 
-def _lock(fd: int, path: Path, half: Half[S]) -> None:
-    try:
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, half.offset, HALF_BYTES, 0))
-    except OSError as error:
-        if error.errno not in (errno.EAGAIN, errno.EACCES):
-            raise ClusterError(f"cannot lock the {half.name} half of {path}: {error.strerror}") from error
-        raise ClusterError(
-            f"the {half.name} half of the board {path} has a live writer",
-            expected="one of each per device",
-            to_do="end the other one, or give this one a board of its own",
-        ) from error
-
-
-def _has_writer(fd: int, half: Half[S]) -> bool:
-    """Whether a process holds the lock of a half, as the kernel says; also of a file that is open for reading alone."""
-    try:
-        asked = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, half.offset, HALF_BYTES, 0)
-        found: int = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
-    except OSError:
-        return False
-    return found == fcntl.F_WRLCK
-
-
 def _same_file(fd: int, path: Path) -> bool:
     try:
         named, held = path.stat(), os.fstat(fd)
@@ -247,8 +236,7 @@ def _make_whole(fd: int, path: Path) -> None:
     page = os.pread(fd, BOARD_BYTES + 1, 0) if regular else b""
     if len(page) == BOARD_BYTES and page[: HEADER.size] == header():
         return
-    # A board cut short in which somebody wrote on begins with a hole.
-    if not regular or not MAGIC.startswith(page[: len(MAGIC)].rstrip(b"\0")):
+    if not regular or not (page.startswith(MAGIC) or is_beginning(page)):
         raise ClusterError(f"{path} is something else than a board", to_do="name another file, or remove it")
     try:
         os.ftruncate(fd, 0)

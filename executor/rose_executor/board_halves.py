@@ -36,6 +36,8 @@ BANK_BYTES = HALF_BYTES // 2
 _CHECKSUM = struct.Struct("<Q")
 _NUMBER = struct.Struct("<q")
 _BODY_BYTES = BANK_BYTES - _CHECKSUM.size
+NUMBER_MAX = 2**62
+"""Of the last write that another writer goes on from: no engine gets there in a century. As many numbers follow it."""
 _LETTERS = {int: "q", bool: "?7x", float: "d"}
 
 
@@ -140,6 +142,23 @@ def newest(page: bytes, half: Half[S]) -> int:
     """The highest number that a half holds, 0 where it holds none."""
     bank = _newest(page, half)
     return 0 if bank is None else int(bank[0])
+
+
+def is_beginning(page: bytes) -> bool:
+    """Whether that is what there is of a board without its header: nothing, zeros, and whole banks of its halves.
+
+    So it looks where its maker was killed, or where it was emptied and somebody wrote on.
+    """
+    if len(page) > BOARD_BYTES:
+        return False
+    page = page.ljust(BOARD_BYTES, b"\0")
+    rest = bytearray(page)
+    halves: tuple[Half[Any], ...] = (SERVING, QUOTA, GUEST, SERVING_KV)
+    for half in halves:
+        for start in (half.offset, half.offset + BANK_BYTES):
+            if _bank(page, half, start) is not None:
+                rest[start : start + BANK_BYTES] = bytes(BANK_BYTES)
+    return not any(rest)
 
 
 def _newest(page: bytes, half: Half[S]) -> tuple[Any, ...] | None:

@@ -2,6 +2,7 @@
 
 Invariants
 - Once it is open nothing here raises; a board that was made anew is followed.
+- What somebody has made of the board's file that is no board is written to for `_REOPEN_S` more at most.
 - A quota or a serving state that is torn, stale or missing is None: whoever reads it has none.
 """
 
@@ -25,6 +26,7 @@ class GuestBoard:
         self._writer = HalfWriter(path, GUEST)
         self._reader = BoardReader(path)
         self._look_again_s = 0.0
+        self._whole = True
 
     def look(self, now_s: float) -> Given:
         """At `now_s` of the monotonic clock."""
@@ -39,10 +41,13 @@ class GuestBoard:
 
     def report(self, state: GuestState) -> None:
         """A board that cannot be written keeps the gate shut soon enough: its quota cannot be renewed either."""
+        if not self._whole:
+            return
         with contextlib.suppress(OSError, RoseError):
             self._writer.write(state)
 
     def _follow(self) -> None:
+        self._whole = self._writer.whole()
         if not self._reader.replaced():
             return
         with contextlib.suppress(RoseError):
@@ -55,4 +60,4 @@ class GuestBoard:
                 raise
             self._reader.close()
             self._writer.close()
-            self._reader, self._writer = reader, writer
+            self._reader, self._writer, self._whole = reader, writer, True

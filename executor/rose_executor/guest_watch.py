@@ -13,7 +13,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from rose.errors import ClusterError
+from rose.errors import RoseError
 from rose.logs import logger
 from rose_executor.board import GUEST, HEARTBEAT_S, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
 from rose_executor.board_states import GuestState, Quota
@@ -72,7 +72,7 @@ class GuestWatch:
                     case Freeze():
                         self._partitioner.freeze()
             self._tell_cut(now_s)
-        except (ClusterError, OSError) as error:
+        except (RoseError, OSError) as error:
             self.trouble = str(error)
             return False
         self.trouble = ""

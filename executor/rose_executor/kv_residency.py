@@ -65,9 +65,9 @@ class ResidentQueue:
             return
         if len(self._kept) >= NAMES_MAX:
             self.forget([max(self._kept, key=self._goes_first)])
-        self._kept[name] = _Kept(rank, until_s, {block.block_id: block for block in blocks})
-        for block in blocks:
-            self._names.setdefault(block.block_id, []).append(name)
+        kept = self._kept[name] = _Kept(rank, until_s, {block.block_id: block for block in blocks})
+        for block_id in kept.blocks:  # each once, however often it is in the prefix
+            self._names.setdefault(block_id, []).append(name)
 
     def forget(self, names: Iterable[str]) -> None:
         """These are not kept any more, and go before all others."""

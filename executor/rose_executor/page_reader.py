@@ -77,7 +77,7 @@ class PageReader:
         if size < _HEADER.size or size % 8:
             raise self._refused(f"has {size} bytes")
         self._header_file, self._slot_file = QuickReader(_HEADER.size), QuickReader(_SLOT.size)
-        header = _HEADER.unpack(self._read(self._header_file, _HEADER.size))
+        header: tuple[int, ...] = _HEADER.unpack(self._read(self._header_file, _HEADER.size))
         if header[H_MAGIC] != MAGIC:
             raise self._refused("does not begin with the page's magic")
         if header[H_LAYOUT] != LAYOUT:
@@ -139,7 +139,7 @@ class PageReader:
 
     def requests(self, request_ids: Iterable[str]) -> dict[str, RequestCount]:
         """The counts of many in one pass over the page, in their order; without those that are not known here."""
-        ids = {request_key(request_id): request_id for request_id in request_ids}
+        ids: dict[tuple[int, ...], str] = {request_key(request_id): request_id for request_id in request_ids}
         found: dict[str, RequestCount] = {}
         for bank in self._banks():
             request_id = ids.get(bank[:2])
@@ -160,7 +160,7 @@ class PageReader:
         self.path.unlink(missing_ok=True)
 
     def _header(self) -> tuple[int, ...]:
-        header = _HEADER.unpack(self._read(self._header_file, _HEADER.size))
+        header: tuple[int, ...] = _HEADER.unpack(self._read(self._header_file, _HEADER.size))
         if header[: len(self._begins)] != self._begins:
             raise self._refused("it is another file's content by now")
         return header

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rose.errors import ClusterError, ContractError
 from rose_executor import board, board_halves
 from rose_executor.board import GUEST, QUOTA, SERVING, SERVING_KV, BoardReader, HalfWriter, claim_quota
-from rose_executor.board_halves import BOARD_BYTES, HEADER, LAYOUT, MAGIC, encode
+from rose_executor.board_halves import BOARD_BYTES, HEADER, LAYOUT, MAGIC, NUMBER_MAX, encode
 from rose_executor.board_states import GuestState, Quota, Reading, ServingKv, ServingState
 
 NOW_S = 1000.0
@@ -200,14 +200,14 @@ def test_a_half_of_zeros_holds_no_state() -> None:
 def test_a_board_replaced_while_it_is_claimed_is_claimed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two executors that start at once on a board that one of them removes: never two boards in force."""
     path = tmp_path / "board"
-    lock, removed = board._lock, []
+    lock, removed = board.lock_half, []
 
     def lock_and_remove(fd: int, path: Path, half: board.Half[Quota]) -> None:
         lock(fd, path, half)
         if not removed:
             removed.append(path.unlink())
 
-    monkeypatch.setattr(board, "_lock", lock_and_remove)
+    monkeypatch.setattr(board, "lock_half", lock_and_remove)
     quota = claim_quota(path)
     quota.write(QUOTA_A)
     assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
@@ -303,7 +303,7 @@ def _number(reader: BoardReader) -> int:
     return reading.number
 
 
-@pytest.mark.parametrize("cut_to", [0, 5, 300, BOARD_BYTES - 1])
+@pytest.mark.parametrize("cut_to", [0, 8, 300, BOARD_BYTES - 1])
 def test_a_board_cut_short_kills_nobody_and_its_owner_mends_it(tmp_path: Path, cut_to: int) -> None:
     path = tmp_path / "board"
     quota = claim_quota(path)
@@ -382,6 +382,132 @@ def test_a_file_that_is_something_else_is_not_touched(tmp_path: Path) -> None:
         claim_quota(link)
     with pytest.raises(ClusterError, match="cannot open the board"):
         claim_quota(tmp_path / "absent" / "board")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"R",
+        b"ROSE",
+        MAGIC[:7] + bytes(50),
+        bytes(16) + b"data",
+        bytes(BOARD_BYTES - 1) + b"x",
+        bytes(BOARD_BYTES + 1),
+        bytes(1024) + b"precious" * 1000,
+        bytes(QUOTA.offset) + encode(QUOTA, QUOTA_A, 2, NOW_NS)[:-1] + b"x",
+        bytes(QUOTA.offset) + encode(SERVING, SERVED, 2, NOW_NS),
+    ],
+)
+def test_a_file_that_begins_as_a_board_in_the_making_does_is_not_taken_for_one(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "image"
+    path.write_bytes(content)
+    with pytest.raises(ClusterError, match="something else than a board"):
+        claim_quota(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        bytes(100),
+        bytes(BOARD_BYTES),
+        bytes(SERVING.offset) + encode(SERVING, SERVED, 2, NOW_NS),
+        bytes(GUEST.offset + BANK) + encode(GUEST, GUESSED, 3, NOW_NS) + bytes(7),
+    ],
+)
+def test_a_board_whose_maker_was_killed_or_that_was_emptied_is_made_whole(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "board"
+    path.write_bytes(content)
+    quota = claim_quota(path)
+    assert quota.whole()
+    quota.write(QUOTA_A)
+    assert BoardReader(path).read(QUOTA, time.monotonic()).state == QUOTA_A
+
+
+@pytest.mark.parametrize("number", [2**63 - 1, NUMBER_MAX + 1, -1, -(2**63)])
+def test_a_count_of_writes_that_no_writer_gets_to_begins_anew(tmp_path: Path, number: int) -> None:
+    """Left with a right checksum by whoever may write the file: nobody's write fails of it, nor is its state read."""
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    for half, state in ((QUOTA, QUOTA_B), (SERVING_KV, ServingKv(3, 2, 1))):
+        with path.open("r+b") as file:
+            file.seek(half.offset)
+            for forged in (number, number ^ 1):
+                file.write(encode(half, state, forged, time.monotonic_ns()))  # type: ignore[arg-type, misc]
+        writer = HalfWriter(path, half)  # type: ignore[var-annotated, arg-type]
+        assert writer.number == 0
+        reader = BoardReader(path)
+        assert "never written" in reader.read(half, time.monotonic()).why  # type: ignore[arg-type]
+        for written in (1, 2, 3):
+            writer.write(state)
+            assert reader.read(half, time.monotonic()) == Reading(state, written)  # type: ignore[arg-type]
+        writer.close()
+
+
+def test_the_highest_count_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    with path.open("r+b") as file:
+        file.seek(QUOTA.offset)
+        file.write(encode(QUOTA, QUOTA_B, NUMBER_MAX, time.monotonic_ns()))
+    quota = HalfWriter(path, QUOTA)
+    quota.write(QUOTA_A)
+    assert BoardReader(path).read(QUOTA, time.monotonic()) == Reading(QUOTA_A, NUMBER_MAX + 1)
+
+
+def test_a_half_that_cannot_be_emptied_is_said_and_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    with path.open("r+b") as file:
+        file.seek(QUOTA.offset)
+        file.write(encode(QUOTA, QUOTA_B, -4, time.monotonic_ns()))
+    with monkeypatch.context() as patched:
+        patched.setattr(board, "write_at", full)
+        with pytest.raises(ClusterError, match=r"cannot empty the quota half of .*: No space left"):
+            HalfWriter(path, QUOTA)
+    assert HalfWriter(path, QUOTA).number == 0
+
+
+def test_what_a_writer_forks_neither_holds_its_half_nor_writes_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    before = path.read_bytes()
+    writer = HalfWriter(path, SERVING_KV)
+    forked, ended = os.pipe(), os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            writer.write(ServingKv(9, 9, 9))
+            os.write(forked[1], bytes([writer.whole(), _is_refused(path)]))
+            os.close(ended[1])
+            os.read(ended[0], 1)
+        finally:
+            os._exit(0)
+    try:
+        assert os.read(forked[0], 2) == bytes([False, True]), "the parent's half is the child's, too"
+        assert path.read_bytes() == before
+        reader = BoardReader(path)
+        writer.write(ServingKv(3, 2, 1))
+        assert reader.read_of_living(SERVING_KV, time.monotonic()).state == ServingKv(3, 2, 1)
+        writer.close()  # as the kernel does for a process that is killed
+        assert reader.read_of_living(SERVING_KV, time.monotonic()).why == "the serving KV half has no live writer"
+        HalfWriter(path, SERVING_KV).close()
+    finally:
+        os.close(ended[1])
+        os.waitpid(child, 0)
+        for end in (*forked, ended[0]):
+            os.close(end)
+
+
+def _is_refused(path: Path) -> bool:
+    try:
+        HalfWriter(path, SERVING_KV)
+    except ClusterError:
+        return True
+    return False
 
 
 def test_no_space_for_a_board_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

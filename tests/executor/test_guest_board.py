@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rose_executor.board import QUOTA, claim_quota
-from rose_executor.board_states import Quota
+from rose_executor.board import GUEST, QUOTA, claim_quota
+from rose_executor.board_states import GuestState, Quota
 from rose_executor.guest_board import GuestBoard
 
 BLOCKS = Quota(7, 8, 9, gate_open=True)
@@ -44,3 +44,21 @@ def test_what_takes_the_place_of_the_board_is_looked_at_again_and_again_and_keep
     reading = board._reader.read(QUOTA, time.monotonic())
     assert reading.state == BLOCKS
     quota.close()
+
+
+def test_what_the_boards_file_is_made_into_is_not_written_to(tmp_path: Path) -> None:
+    """In its place, under its name: no other file has it, so there is nothing to follow."""
+    path, content = tmp_path / "board", b"another's data" * 400
+    claim_quota(path).close()
+    board = GuestBoard(path)
+    board.report(GuestState(steps=1))
+    path.write_bytes(content)
+    assert board.look(1e6).quota is None
+    board.report(GuestState(steps=2))
+    assert path.read_bytes() == content
+    path.write_bytes(b"")
+    claim_quota(path).close()
+    board.look(2e6)
+    board.report(GuestState(steps=3))
+    reading = board._reader.read(GUEST, time.monotonic())
+    assert reading.state == GuestState(steps=3)

@@ -43,6 +43,19 @@ def test_each_process_that_is_stopped_is_named_until_it_goes_on() -> None:
     assert stopped_processes(leader) == ()
 
 
+TRACED = "import ctypes, os, signal; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), signal.SIGTRAP)"
+
+
+def test_one_that_a_debugger_holds_is_named() -> None:
+    """It asks for this process to trace it (PTRACE_TRACEME), and is stopped where a breakpoint would stop it."""
+    with subprocess.Popen([sys.executable, "-c", TRACED], start_new_session=True) as traced:
+        try:
+            until(lambda: stopped_processes(traced.pid) == (traced.pid,), "the traced one was not seen to stand still")
+            assert psutil.Process(traced.pid).status() == psutil.STATUS_TRACING_STOP
+        finally:
+            traced.kill()
+
+
 STARTER = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {PROGRAM!r}])"
 
 

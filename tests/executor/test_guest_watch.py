@@ -15,6 +15,7 @@ import pytest
 from rose.errors import ClusterError
 from rose.slo import Slo
 from rose_executor.board import GUEST, QUOTA, SERVING, SERVING_KV, BoardReader, HalfWriter
+from rose_executor.board_halves import encode
 from rose_executor.board_states import GuestState, Quota, ServingKv, ServingState
 from rose_executor.guest_rules import GuestRules
 from rose_executor.guest_watch import GuestWatch
@@ -123,6 +124,43 @@ def test_a_board_that_goes_again_while_it_is_made_is_made_anew(tmp_path: Path, m
             assert "cannot open the board" in watching.trouble
     assert watching.look()
     assert quota(path) == SHUT
+
+
+def test_a_file_that_takes_the_place_of_the_board_is_left_alone_and_told(tmp_path: Path) -> None:
+    path, content = tmp_path / "board", bytes(4096) + b"x" * 4096
+    watching = watch(path)
+    assert watching.look()
+    (tmp_path / "image").write_bytes(content)
+    (tmp_path / "image").rename(path)
+    watching._whole_at_s = 0.0
+    for _ in range(2):
+        assert not watching.look()
+        assert "is something else than a board" in watching.trouble
+    assert path.read_bytes() == content
+    path.unlink()
+    assert watching.look()
+    while quota(path) is None:
+        assert watching.look()
+    assert quota(path) == SHUT
+
+
+def test_a_quota_whose_count_is_at_its_end_keeps_no_executor_from_its_board(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    watch(path).close()
+    with path.open("r+b") as file:
+        file.seek(QUOTA.offset)
+        file.write(encode(QUOTA, SHUT._replace(gate_open=True), 2**63 - 1, time.monotonic_ns()))
+    watching = watch(path)
+    assert watching.look(), watching.trouble
+    assert quota(path) == SHUT
+
+
+def test_a_quota_that_no_board_holds_is_trouble_and_no_end(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    blocks = FixedBlocks(2**63)
+    watching = GuestWatch(path, GuestRules(POLICY, blocks), Brake())
+    assert not watching.look()
+    assert "cannot stand on a board" in watching.trouble
 
 
 def gone(path: Path) -> BoardReader:

@@ -30,6 +30,17 @@ def test_whatever_is_asked_of_the_queue_its_books_are_right(rig: Any, tmp_path: 
     rig.run(ask())
 
 
+def test_a_scheduler_keeps_what_was_answered_and_may_be_found_again_for_as_long_as_it_was_asked(
+    rig: Any, tmp_path: Path
+) -> None:
+    async def ask() -> None:
+        log = tmp_path / "log"
+        child = await rig.warm.launch(Command("residing_main", (), log, tmp_path))
+        assert await asyncio.wait_for(child.wait(), 120) == 0, log.read_text()[-3000:]
+
+    rig.run(ask())
+
+
 class Engine:
     """One with room for four prompts and some blocks. `found` counts the tokens of prompts that were in its cache."""
 
