@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rose.cli.app_executor import HELP
 from rose.errors import ConfigError
 from rose.slo import Slo
-from rose_executor.executor_config import ExecutorConfig, load_executor_config
+from rose_executor.executor_config import ExecutorConfig, JoinConfig, load_executor_config
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -121,10 +121,12 @@ def test_without_any_file_the_sections_are_asked_for() -> None:
 
 
 def test_the_example_of_the_documents_is_one(tmp_path: Path) -> None:
-    (example,) = re.findall(
-        r"```toml\n(\[executor\].*?)```", (ROOT / "executor/README.md").read_text("utf-8"), re.DOTALL
-    )
-    config = load_executor_config(*files(tmp_path, example), {})
+    document = (ROOT / "executor/README.md").read_text("utf-8")
+    (join,) = re.findall(r"```toml\n(\[join\].*?)```", document, re.DOTALL)
+    (example,) = re.findall(r"```toml\n(\[executor\].*?)```", document, re.DOTALL)
+    config = load_executor_config(*files(tmp_path, example, join), {})
+    assert config.join.model_fields_set == set(JoinConfig.model_fields)
+    assert config.join.token_file == tmp_path / "run" / "token"
     assert (config.executor.cores, config.guest.max_num_seqs) == ([0], 64)
     memory = config.memory  # in every tier the guest has its whole cache when serving has nothing to do
     least_gib = (memory.serving_gib + config.guest.kv_cache_gib) / (1 - memory.headroom)
