@@ -108,7 +108,8 @@ def describe(field: FieldInfo) -> str:
     if kind is Path:
         return "a path"
     if kind is str:
-        return f"text that matches `{next(rule.pattern for rule in field.metadata if hasattr(rule, 'pattern'))}`"
+        pattern = next((rule.pattern for rule in field.metadata if hasattr(rule, "pattern")), None)
+        return "text" if pattern is None else f"text that matches `{pattern}`"
     return f"{'a whole number' if kind is int else 'a number'} {_bounds(field.metadata)}"
 
 

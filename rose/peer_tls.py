@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import ssl
 
+from rose.address import host_and_port
 from rose.certificates import Certificates
+from rose.errors import ConfigError
 from rose.tls_identity import words
 from rose.waits import WaitBoard
 
@@ -21,8 +23,11 @@ _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILU
 
 
 async def tls_trouble(address: str, certificates: Certificates | None, waits: WaitBoard) -> str:
-    """What of TLS stands between this side and HOST:PORT, to follow its name; "" if nothing, or if nobody answers."""
-    with contextlib.suppress(OSError, TimeoutError), waits.waiting("a handshake", address, LOOK_S):
+    """What of TLS stands between this side and HOST:PORT, to follow its name.
+
+    "" if nothing, or if nobody answers: be it that no resolver takes the name.
+    """
+    with contextlib.suppress(OSError, TimeoutError, ConfigError), waits.waiting("a handshake", address, LOOK_S):
         async with asyncio.timeout(LOOK_S):
             return await (_speaks_tls(address) if certificates is None else _refused(address, certificates))
     return ""
@@ -56,10 +61,13 @@ async def _refused(address: str, certificates: Certificates) -> str:
 
 
 async def _dial(address: str, context: ssl.SSLContext) -> bool:
-    """Shake hands. Whether a first byte comes after that: a server looks at a client's certificate last."""
-    host, _, port = address.rpartition(":")
+    """Shake hands. Whether a first byte comes after that: a server looks at a client's certificate last.
+
+    Raises OSError if it cannot be, ConfigError for what is no address.
+    """
+    host, port = host_and_port(address)
     context.set_alpn_protocols(["h2"])
-    reader, writer = await asyncio.open_connection(host.strip("[]"), int(port), ssl=context)
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
     try:
         return bool(await reader.read(1))
     finally:

@@ -26,6 +26,8 @@ from rose.small_file import SmallFile, read_small_file
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "tls.crt", "tls.key"
 _FILE_BYTES_MAX = 2**20
 _ROUNDS_MAX = 8
+# The second for a key of another kind, as of RSA to a certificate of an elliptic curve.
+_MISMATCH = frozenset({"KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"})
 _EXPECTED = f"a folder with {AUTHORITY}, {CERTIFICATE} and {KEY} in PEM"
 # OpenSSL's numbers, X509_V_ERR_*: what it calls them does not say whose mistake it is.
 _WORDS = {
@@ -68,10 +70,15 @@ class TlsIdentity:
         return ""
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """Raises OSError or ValueError for what is no PEM, or does not go together."""
+        """Raises OSError, which SSLError is one of, for what is no PEM, or does not go together."""
         context = ssl.SSLContext(protocol)
-        context.load_verify_locations(cadata=self.authority.decode("ascii"))
-        with _file_of(self.certificate) as certificate, _file_of(self.key) as key:
+        # Not as text: around what is PEM a file may say anything, in any letters.
+        with (
+            _file_of(self.authority) as authority,
+            _file_of(self.certificate) as certificate,
+            _file_of(self.key) as key,
+        ):
+            context.load_verify_locations(authority)
             # Without a passphrase, who starts a service would be asked for one, perhaps where nobody sits.
             context.load_cert_chain(certificate, key, password="")
         return context
@@ -86,10 +93,8 @@ def read_identity(folder: Path) -> TlsIdentity:
     found = TlsIdentity(authority.content, certificate.content, key.content)
     try:
         trouble = found.trouble()
-    except (OSError, ValueError) as error:  # SSLError is an OSError
-        mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
-        why = f"{KEY} is the key of another certificate" if mismatch else f"{error}"
-        raise ConfigError(f"the certificates in {folder} cannot be used: {why}", expected=_EXPECTED) from error
+    except OSError as error:
+        raise _unusable(folder, found, error) from error
     if trouble:
         raise ConfigError(
             f"{folder / CERTIFICATE} {trouble}",
@@ -102,6 +107,40 @@ def read_identity(folder: Path) -> TlsIdentity:
 def words(error: ssl.SSLCertVerificationError) -> str:
     """What is wrong with a certificate, to follow its name."""
     return _WORDS.get(error.verify_code, f"is not accepted: {error.verify_message}")
+
+
+def _unusable(folder: Path, found: TlsIdentity, error: OSError) -> ConfigError:
+    """What could not be made a context of: the library names no file, and seldom a reason."""
+    reason = getattr(error, "reason", None)
+    for name, content in ((AUTHORITY, found.authority), (CERTIFICATE, found.certificate)):
+        if not _holds_certificates(content):
+            return ConfigError(
+                f"{folder / name} holds no certificate that can be read",
+                expected=_EXPECTED,
+                to_do=f"look with: openssl x509 -noout -text -in {folder / name}",
+            )
+    key = folder / KEY
+    if reason in _MISMATCH:
+        return ConfigError(f"{key} is the key of another certificate", expected=_EXPECTED)
+    if reason is None and b"ENCRYPTED" in found.key:
+        return ConfigError(
+            f"{key} is locked with a passphrase",
+            expected="a key without one, which a service can read where nobody sits",
+            to_do=f"unlock it with: (umask 077; openssl pkey -in {key} -out NEW), and put NEW in its place",
+        )
+    if reason is None:
+        to_do = f"look with: openssl pkey -noout -in {key}"
+        return ConfigError(f"{key} holds no key that can be read", expected=_EXPECTED, to_do=to_do)
+    return ConfigError(f"the certificates in {folder} cannot be used: {error}", expected=_EXPECTED)
+
+
+def _holds_certificates(content: bytes) -> bool:
+    with _file_of(content) as file:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+        except ssl.SSLError:
+            return False
+    return True
 
 
 def _read(file: Path) -> SmallFile:

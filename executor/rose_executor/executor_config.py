@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rose import keys, toml
+from rose.address import checked_url, host_and_port
 from rose.config import CERTIFICATES, AnyPath, BlockTokens, EngineConfig, KvCacheGib, ModelLen, Seconds, Seqs
 from rose.engine_limits import Dtype
 from rose.errors import ConfigError
@@ -16,8 +18,24 @@ from rose.keys import Section
 from rose.slo import Slo
 from rose_executor.partition_terms import GuestLimits
 
-_ADDRESS = r"^(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+):[0-9]{1,5}$"
 _ENGINE = EngineConfig()
+
+
+def _dialable(check: Callable[[str], object]) -> AfterValidator:
+    """A rule of a key: what `check` refuses with ConfigError cannot be it."""
+
+    def rule(given: str) -> str:
+        try:
+            check(given)
+        except ConfigError as error:
+            raise ValueError(f"allowed is {error.expected}") from None
+        return given
+
+    return AfterValidator(rule)
+
+
+_Address = Annotated[str, _dialable(host_and_port)]
+_UrlOrNone = Annotated[str, _dialable(lambda given: given and checked_url(given))]
 
 
 class ProcessConfig(Section):
@@ -44,8 +62,8 @@ class ProcessConfig(Section):
 class JoinConfig(Section):
     """The run that it lends to."""
 
-    scheduler: str = Field(pattern=_ADDRESS, description="HOST:PORT of the run's scheduler.")
-    weights: str = Field(pattern=_ADDRESS, description="HOST:PORT of the run's publisher, or of a relay.")
+    scheduler: _Address = Field(description="HOST:PORT of the run's scheduler.")
+    weights: _Address = Field(description="HOST:PORT of the run's publisher, or of a relay.")
     token_file: AnyPath = Field(description="File with the run's token, of mode 0600.")
 
 
@@ -53,7 +71,7 @@ class ServingConfig(Section):
     """The serving engine beside it."""
 
     board: AnyPath = Field(description="The board that it shares: its ROSE_SERVING_BOARD, in memory if possible.")
-    metrics: str = Field(
+    metrics: _UrlOrNone = Field(
         default="",
         pattern=r"^(http://[^\s/?#@]+(/[^\s#]*)?)?$",
         description="Its metrics page, to be scraped where it has no probe of ours; none: only a probe is looked for.",

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from rose.access import read_token
+from rose.address import host_and_port
 from rose.certificates import Certificates, read_certificates
 from rose.logs import logger, open_log
 from rose.machine import look
@@ -37,7 +38,6 @@ from rose_executor.page_shelf import PageShelf
 from rose_executor.partitioner import Partitioner, pick_for_guest
 from rose_executor.serving_observer import ServingObserver
 from rose_executor.tiers import TierNow, memory_now, never_told, tier_now
-from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.tcp import TcpClient
 
 log = logger("executor")
@@ -58,7 +58,6 @@ def run_executor(config: ExecutorConfig, open_lender: OpenLender, ready: Callabl
     """
     token = read_token(config.join.token_file)
     certificates = read_certificates(config.executor.certificates)
-    host_and_port(config.join.weights)
     waits, section = WaitBoard(), config.executor
     with (
         open_service(section.name, section.out.absolute(), waits, {}) as run,

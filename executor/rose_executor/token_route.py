@@ -144,7 +144,8 @@ class TokenRoute:
                     if on_tokens is not None and arrived:
                         on_tokens(arrived)
             return _complete(received)
-        except (_Malformed, aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (_Malformed, aiohttp.ClientError, OSError, TimeoutError, UnicodeError) as error:
+            # The last is of names that no resolver takes, such as `a..b`.
             why = str(error) if isinstance(error, _Malformed) else f"{type(error).__name__}: {error}"
             raise EngineLost(
                 f"{self.engine_id} was lost after {len(received.output_ids)} tokens of {request_id}: {why}",

@@ -15,13 +15,14 @@ from pathlib import Path
 
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
+from rose.address import host_and_port
 from rose.certificates import read_certificates
 from rose.errors import ConfigError, TransferError
 from rose.version_number import version_number
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Fetched, Offer, Receiver
 from rose_transfer.store import BucketId, Packing
-from rose_transfer.transport.access import host_and_port, read_token
+from rose_transfer.transport.access import read_token
 from rose_transfer.transport.tcp import TcpClient
 
 Needs = Callable[[Packing], tuple[BucketId, ...]]

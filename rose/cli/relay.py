@@ -13,13 +13,14 @@ from pathlib import Path
 
 import typer
 
+from rose.address import host_and_port
 from rose.certificates import Certificates, read_certificates
 from rose.errors import ClusterError
 from rose.logs import open_log
 from rose.waits import WaitBoard
 from rose_transfer.distribution import Relay, Relayed
 from rose_transfer.store.roles import Role, hold_alone
-from rose_transfer.transport.access import host_and_port, read_token
+from rose_transfer.transport.access import read_token
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 
 _MB = 10**6

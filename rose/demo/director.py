@@ -28,12 +28,13 @@ from rose.demo.load import LoadClients, LoadPlan
 from rose.demo.over_time import GUEST, Watched, sharing_section
 from rose.demo.pace import request_seconds
 from rose.demo.plan import DemoPlan, paced, planned_job, planned_load
+from rose.demo.run_end import REPORT, failure_of
 from rose.demo.service_page import fact_of, page_of
 from rose.demo.serving_engine import ServingEngine, ServingSettings, free_port, start_serving
 from rose.demo.serving_model import make_serving_model
 from rose.demo.serving_section import serving_section, training_window
 from rose.demo.under_watch import under_watch
-from rose.errors import RoseError
+from rose.errors import ClusterError, RoseError
 from rose.logs import logger, open_log
 from rose.observer.observer import observe
 from rose.processes import become_subreaper, end_descendants, two_stage_stop
@@ -61,7 +62,8 @@ _DASHBOARD_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What came of it: the run's exit status and folder, when it began, what was replayed and what became of that."""
+    """What came of it: the run's exit status (never 0 without a report) and folder, when it began, what was replayed
+    and what became of that."""
 
     status: int
     output: Path
@@ -207,15 +209,23 @@ class Director:
         status = await under_watch(run.wait(), clients.again(), self._lend(executor, run, slo))
         await clients.stop()
         self._board.part("run", "ended", f"with status {status}")
-        if status < 0:
-            self._say(f"the run {run.death()}")
+        failure = failure_of(status, run.death(), Path(page.output))
+        if failure:
+            log.error("the run failed", how=failure)
+            self._say(failure)
+            status = status or 1
         return status, page
 
     async def _lend(self, stack: contextlib.AsyncExitStack, run: DemoChild, slo: Slo) -> None:
         if self._plan.guest is None:
             self._board.part("executor", "left out", "for comparison")
             return
-        lend = Path(await fact_of(run, "lend", _LEND_S, self._waits))
+        try:
+            lend = Path(await fact_of(run, "lend", _LEND_S, self._waits))
+        except ClusterError:
+            if run.exit_code is None:
+                raise
+            return  # how it ended is told by whoever waits for that
         program = executor_program(self._service, self._plan.guest, self._job, slo, self._placing.cores.serving, lend)
         executor = self._kept(program, self._placing.with_load)
         executor.started = lambda pid: self._watched.pids.update({pid: GUEST})
@@ -253,7 +263,7 @@ class Director:
 
     def _report(self, shared: Shared) -> None:
         """Add to the run's report what only the director knows. Raises ClusterError if it cannot be written."""
-        path = shared.output / "report.json"
+        path = shared.output / REPORT
         if not path.exists():
             return
         report = RunReport.from_json(path.read_text(encoding="utf-8"))

@@ -201,7 +201,7 @@ class LoadClient:
                     answer.arrived(data, self._now_s())
         except StreamBroken as error:
             return Outcome.BROKEN, str(error)
-        except (aiohttp.ClientError, OSError) as error:
+        except (aiohttp.ClientError, OSError, UnicodeError) as error:  # the last is of names that no resolver takes
             if isinstance(error, TimeoutError):
                 raise
             return Outcome.BROKEN, f"{type(error).__name__}: {error}"

@@ -7,10 +7,12 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from rose.address import checked_url, host_and_port
+from rose.errors import ConfigError
 from rose.proto.v1 import scheduler_pb2 as wire
 from rose_scheduler.events import (
     EndVerdict,
@@ -93,10 +95,10 @@ def offered(message: Any) -> EngineOffered:
         _text("engine_id", message.engine_id),
         _text("incarnation", message.incarnation),
         member_of(message.kind, KINDS),
-        _text("address", message.address),
+        _dialable("address", message.address, checked_url),
         _whole("max_requests", message.max_requests, 1, REQUESTS_MAX),
         _version("weight_version", message.weight_version),
-        _text("counts_address", message.counts_address) if message.counts_address else "",
+        _dialable("counts_address", message.counts_address, host_and_port) if message.counts_address else "",
     )
 
 
@@ -201,6 +203,15 @@ def _avoided(incarnations: Sequence[str]) -> tuple[str, ...]:
 def _text(field: str, text: str) -> str:
     if not 0 < len(text) <= TEXT_CHARS_MAX or not text.isprintable():
         raise Malformed(f"{field} is {text[:40]!r}, not 1 to {TEXT_CHARS_MAX} printable characters")
+    return text
+
+
+def _dialable(field: str, text: str, check: Callable[[str], object]) -> str:
+    """Whoever is given it dials it: what `check` refuses with ConfigError would end a turn, or a run's count."""
+    try:
+        check(_text(field, text))
+    except ConfigError as error:
+        raise Malformed(f"{field} is {text[:40]!r}, not {error.expected}") from None
     return text
 
 

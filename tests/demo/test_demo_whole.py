@@ -227,7 +227,8 @@ def test_without_its_run_it_ends() -> None:
         demo.trained(1)
         demo.process_of("rose.cli.main run").kill()
         assert demo.ended() != 0
-        assert "the run was killed by SIGKILL" in demo.said()
+        (output,) = demo.out.glob("small-*")
+        assert f"the run was killed by SIGKILL, and left no report; its log: {output}/log.jsonl" in demo.said()
 
 
 @pytest.mark.slow

@@ -280,6 +280,17 @@ async def test_an_executor_that_is_away_is_an_error_at_once(tmp_path: Path) -> N
         await client.counts(LIFE)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "sched..example:7080", "nowhere"])
+def test_an_address_that_nobody_can_dial_is_an_error_of_the_executor(address: str) -> None:
+    async def check() -> None:
+        client = CountsClient(address, token=TOKEN, waits=WaitBoard(), timeout_s=LONG_S)
+        with pytest.raises(EngineError, match="no counts"):
+            await client.counts(LIFE)
+        await client.close()
+
+    asyncio.run(check())
+
+
 @in_loop
 async def test_an_executor_that_is_slow_to_take_a_connection_is_waited_for(tmp_path: Path) -> None:
     with closing(PageShelf(tmp_path, WaitBoard())) as shelf:

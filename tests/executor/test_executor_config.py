@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rose.cli.app_executor import HELP
 from rose.errors import ConfigError
 from rose.slo import Slo
-from rose_executor.executor_config import ExecutorConfig, load_executor_config
+from rose_executor.executor_config import ExecutorConfig, JoinConfig, load_executor_config
 
 ROOT = Path(__file__).parents[2]
 FILE = """
@@ -78,8 +78,7 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
         '  executor.name = "A B": allowed is text that matches `^[a-z0-9][a-z0-9-]{0,23}$`',
         "  executor.port = -1: allowed is a whole number from 0 to 65535",
         '  executor.cores.0 = "one": allowed is a list of whole numbers',
-        '  join.scheduler = "nowhere": allowed is text that matches'
-        " `^(\\[[0-9A-Fa-f:.]+\\]|[^\\s:\\[\\]]+):[0-9]{1,5}$`",
+        '  join.scheduler = "nowhere": allowed is HOST:PORT, such as 10.0.0.7:7070',
         "  serving.ttft_ms = 0: allowed is a number above 0 to 3600000",
         "  serving.tftp: unknown key; allowed are board, metrics, ttft_ms, tpot_ms; mend them;"
         " `rose executor --help` shows every key",
@@ -90,6 +89,14 @@ def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
 def test_a_folder_of_profiles_that_is_none_is_named(tmp_path: Path, value: str) -> None:
     with pytest.raises(ConfigError, match=r"executor\.profiles = .*: allowed is text"):
         load_executor_config(*files(tmp_path, FILE.replace("cores = [0, 1]", f"profiles = {value}")), {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "sched..example:7080", "host:0", "", "http://host:80"])
+@pytest.mark.parametrize("key", ["scheduler", "weights"])
+def test_an_address_that_nobody_can_dial_is_found_at_the_start(tmp_path: Path, key: str, address: str) -> None:
+    sound = {"scheduler": "127.0.0.1:7080", "weights": "[::1]:7070"}[key]
+    with pytest.raises(ConfigError, match=rf'join\.{key} = ".*": allowed is HOST:PORT, such as'):
+        load_executor_config(*files(tmp_path, join=JOIN.replace(sound, address)), {})
 
 
 def test_nothing_but_a_run_to_join_belongs_into_a_join_file(tmp_path: Path) -> None:
@@ -114,10 +121,12 @@ def test_without_any_file_the_sections_are_asked_for() -> None:
 
 
 def test_the_example_of_the_documents_is_one(tmp_path: Path) -> None:
-    (example,) = re.findall(
-        r"```toml\n(\[executor\].*?)```", (ROOT / "executor/README.md").read_text("utf-8"), re.DOTALL
-    )
-    config = load_executor_config(*files(tmp_path, example), {})
+    document = (ROOT / "executor/README.md").read_text("utf-8")
+    (join,) = re.findall(r"```toml\n(\[join\].*?)```", document, re.DOTALL)
+    (example,) = re.findall(r"```toml\n(\[executor\].*?)```", document, re.DOTALL)
+    config = load_executor_config(*files(tmp_path, example, join), {})
+    assert config.join.model_fields_set == set(JoinConfig.model_fields)
+    assert config.join.token_file == tmp_path / "run" / "token"
     assert (config.executor.cores, config.guest.max_num_seqs) == ([0], 64)
     memory = config.memory  # in every tier the guest has its whole cache when serving has nothing to do
     least_gib = (memory.serving_gib + config.guest.kv_cache_gib) / (1 - memory.headroom)
@@ -158,7 +167,13 @@ def test_a_pool_of_memory_needs_to_know_how_large_servings_part_can_be(tmp_path:
     assert load_executor_config(file, join, {}).memory.headroom == 0.2
 
 
-@pytest.mark.parametrize("page", ["https://host/metrics", "host:8000/metrics", "http://user@host/metrics", "http://"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        *("https://host/metrics", "host:8000/metrics", "http://user@host/metrics", "http://"),
+        *("http://127.0.0.1:99999/metrics", "http://a..b:8000/metrics"),
+    ],
+)
 def test_a_page_that_cannot_be_scraped_is_refused(tmp_path: Path, page: str) -> None:
     file, join = files(tmp_path, FILE.replace("ttft_ms = 500", f'ttft_ms = 500\nmetrics = "{page}"'))
     with pytest.raises(ConfigError, match=r"serving\.metrics = "):

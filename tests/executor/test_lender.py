@@ -111,6 +111,19 @@ def test_a_guest_is_offered_as_lent_through_a_restart_and_withdrawn() -> None:
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:99999", "sched..example:7080"])
+def test_a_scheduler_at_an_address_that_nobody_can_dial_is_trouble_and_no_more(address: str) -> None:
+    async def check() -> None:
+        async with open_lender(address, TOKEN, None, WaitBoard()) as lender:
+            offering = asyncio.create_task(lender.keep_offered(GUEST, now))
+            await until(lambda: lender.trouble or offering.done())
+            assert f"scheduler {address}: not an engine's beat after 2 s" in (lender.trouble or "")
+            offering.cancel()
+            await asyncio.gather(offering, return_exceptions=True)
+
+    asyncio.run(check())
+
+
 def test_a_scheduler_that_is_away_is_trouble_and_no_more() -> None:
     async def check() -> None:
         async with scheduler() as (_, address):
@@ -244,7 +257,7 @@ def test_a_token_that_others_may_read_is_refused(setting: Setting) -> None:
 
 def test_an_address_that_is_none_is_refused(setting: Setting) -> None:
     setting.write(weights="127.0.0.1:0")
-    with pytest.raises(ConfigError, match="is no address"):
+    with pytest.raises(ConfigError, match=r"join\.weights = .*: allowed is HOST:PORT"):
         setting.run()
     assert not (setting.folder / "runs").exists()
 

@@ -231,10 +231,11 @@ def test_an_endless_event_is_given_up() -> None:
     assert "an event of more than" in str(lost(handle))
 
 
-def test_nobody_there() -> None:
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://127.0.0.1:99999", "http://a..b:80", "nowhere"])
+def test_nobody_there(url: str) -> None:
     async def run() -> None:
         async with open_session() as session:
-            route = TokenRoute("http://127.0.0.1:1", session)
+            route = TokenRoute(url, session)
             await route.generate("r", [5], max_tokens=1, temperature=1.0, stop_token_ids=())
 
     with pytest.raises(EngineLost) as caught:

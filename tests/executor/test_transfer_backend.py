@@ -89,7 +89,8 @@ async def tell(folder: Path, model: Path) -> Story:
     (folder / "token").write_text(TOKEN)
     (folder / "other-token").write_text(TOKEN[::-1])
     path = os.pathsep.join([str(HELPERS), *sys.path])
-    warm = await WarmProcess.start(waits, log_path=folder / "warm.log", env={**IMPORT_ENV, "PYTHONPATH": path})
+    env = {**IMPORT_ENV, "PYTHONPATH": path, "TMPDIR": str(folder)}
+    warm = await WarmProcess.start(waits, log_path=folder / "warm.log", env=env)
     try:
         traced = await run(warm, folder, "trace", {"model": str(folders[0]), "trace": [1, 2]})
         layouts = [from_json(text) for text in traced]

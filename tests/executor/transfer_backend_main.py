@@ -6,8 +6,10 @@ there was none, and by what the engine says afterwards.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -49,6 +51,12 @@ def facts(worker: Any) -> dict[str, Any]:
     ours = worker.weight_transfer_engine
     held = None if ours.held is None else ours.held.version
     return {"held": held, "received_bytes": ours.received_bytes, "folder": str(ours._folder)}
+
+
+def shared(worker: Any) -> list[str]:
+    """The files of shared memory by which this worker is spoken to, and the workers speak to each other."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return sorted({line.split()[-1] for line in lines if re.search("/dev/shm/(psm|vllm_dist)_", line)})
 
 
 def forget(worker: Any) -> None:
@@ -204,6 +212,19 @@ def live(task: dict[str, Any], answers: Path) -> None:
         version = engine.get_weight_version()
         told.append({"error": error, "says": says, "version": version, "workers": engine.collective_rpc(facts)})
     answers.write_text(json.dumps(told))
+    end(engine)
+
+
+def end(engine: LLM) -> None:
+    """What a process that just leaves has in shared memory stays there for good."""
+    made = {Path(file) for files in engine.collective_rpc(shared) for file in files}
+    engine.llm_engine.engine_core.shutdown()
+    gc.collect()  # a queue's file is removed with the object
+    for file in made:
+        if file.name.startswith("vllm_dist_"):  # workers that were forked never come to remove theirs
+            file.unlink(missing_ok=True)
+    left = [file for file in made if file.exists()]
+    assert not left, left
 
 
 if __name__ == "__main__":

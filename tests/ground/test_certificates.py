@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ def refused(folder: Path) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         read_certificates(str(folder))
     return caught.value
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
 
 
 def test_what_is_sound_is_read_and_its_key_is_not_shown(authority: Authority) -> None:
@@ -72,6 +77,32 @@ def test_the_key_of_another_certificate(authority: Authority) -> None:
     assert "tls.key is the key of another certificate" in refused(folder).what
 
 
+def test_the_key_of_another_kind(authority: Authority) -> None:
+    folder = authority.signs("other-kind")
+    openssl("genrsa", "-out", folder / "tls.key")
+    assert "tls.key is the key of another certificate" in refused(folder).what
+
+
+@pytest.mark.parametrize("way", ["pkcs8 -topk8", "ec -aes256"])
+def test_a_key_with_a_passphrase_is_named_with_the_way_out(authority: Authority, way: str) -> None:
+    folder = authority.signs(f"locked-by-{way[:2]}")
+    key, new = folder / "tls.key", folder / "new"
+    openssl(*way.split(), "-in", key, "-out", new, "-passout", "pass:hello")
+    new.rename(key)
+    key.chmod(0o600)
+    error = refused(folder)
+    assert error.what == f"{key} is locked with a passphrase"
+    assert f"openssl pkey -in {key}" in error.to_do
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])
+def test_what_is_written_around_the_pem_is_nobodys_business(authority: Authority, name: str) -> None:
+    folder = authority.signs(f"remarked-{name}")
+    file = folder / name
+    file.write_bytes("# Z\u00fcrich\n".encode() + file.read_bytes() + b"\n# \xff\n")
+    assert read_certificates(str(folder)) is not None
+
+
 @pytest.mark.parametrize("name", ["ca.crt", "tls.crt", "tls.key"])
 @pytest.mark.parametrize("content", [None, b"", b"\xff\x00 no PEM"])
 def test_files_that_are_missing_or_no_pem(
@@ -82,7 +113,9 @@ def test_files_that_are_missing_or_no_pem(
         (folder / name).unlink()
     else:
         (folder / name).write_bytes(content)
-    assert "a folder with ca.crt, tls.crt and tls.key" in refused(folder).expected
+    error = refused(folder)
+    assert "a folder with ca.crt, tls.crt and tls.key" in error.expected
+    assert f"{folder / name}" in error.what
 
 
 def test_files_that_are_renewed_are_taken_at_the_next_look(

@@ -69,7 +69,7 @@ class Site:
 
 
 def offered(engine_id: str = "e", *, most: int = 1, incarnation: str = "1", version: int = 0) -> EngineOffered:
-    address, counts = f"http://at-{engine_id}", f"counts-of-{engine_id}"
+    address, counts = f"http://at-{engine_id}", f"counts-of-{engine_id}:1"
     return EngineOffered(engine_id, incarnation, EngineKind.LENT, address, most, version, counts)
 
 

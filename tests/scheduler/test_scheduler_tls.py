@@ -141,7 +141,8 @@ def test_one_that_is_away_or_silent_is_no_trouble_of_tls(sound: Path) -> None:
             async def look(address: str, own: Certificates | None = own) -> str:
                 return await tls_trouble(address, own, waits)
 
-            assert await tls_trouble(f"127.0.0.1:{free_port()}", own, waits) == ""
+            for nobody in (f"127.0.0.1:{free_port()}", "127.0.0.1:99999", "sched..example:7080", "nowhere"):
+                assert await tls_trouble(nobody, own, waits) == ""
             assert await hears(look, b"") == ""
             assert await hears(look, None) == ""
             assert waits.snapshot() == ()

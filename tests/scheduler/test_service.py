@@ -42,7 +42,7 @@ OFFER = {
     "address": "http://there",
     "max_requests": 1,
     "weight_version": 0,
-    "counts_address": "counts",
+    "counts_address": "there:7000",
 }
 BEAT = {**ENGINE, "weight_version": 0, "slots_open": 1, "kv_used_fraction": 0.5}
 
@@ -56,7 +56,7 @@ def test_a_turn_gets_a_place_and_gives_it_back() -> None:
             assert await here.client.beat(engine, EngineState(3, 1, 0.25)) is Standing.KNOWN
             async with here.client.lease(turn(min_version=3), wait_s=LONG_S, hold_s=LONG_S) as lease:
                 assert (lease.engine_id, lease.address, lease.weight_version) == ("e", "http://at-e", 3)
-                assert lease.counts_address == "counts-of-e"
+                assert lease.counts_address == "counts-of-e:1"
                 assert len(lease.token) >= 16
                 status = await here.client.status()
                 assert (status.held, status.waiting, status.engines[0].leases) == (1, 0, 1)
@@ -146,6 +146,8 @@ MALFORMED += [
     for change in (
         *({"engine_id": ""}, {"kind": 0}, {"kind": 77}, {"address": ""}, {"max_requests": 0}),
         {"counts_address": ""},
+        *({"counts_address": no_address} for no_address in ("counts", "127.0.0.1:99999", "sched..example:7080")),
+        *({"address": no_url} for no_url in ("there:8000", "http://127.0.0.1:99999", "http://a..b:8000")),
     )
 ]
 MALFORMED += [(wire.RegisterEngineRequest, OFFER, {"max_requests": 2**32 - 1})]

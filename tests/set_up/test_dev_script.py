@@ -79,6 +79,38 @@ def test_no_index_names_the_step_and_leaves_a_set_up_that_can_be_repeated(checko
     assert not list((checkout / ".venv").glob(".packages-*"))
 
 
+@pytest.mark.parametrize("told", ["variable", "file"])
+def test_uv_believes_the_certificates_that_pip_is_told_of(checkout: Path, tmp_path: Path, told: str) -> None:
+    mine, other = tmp_path / "my authorities.pem", tmp_path / "other.pem"
+    for file in (mine, other):
+        file.touch()
+    line = ":env:.cert" if told == "variable" else "global.cert"
+    assert uv_believes(checkout, f"{line}='{mine}'\nglobal.client-cert='{other}'") == f"{mine}"
+    assert uv_believes(checkout, f"{line}='{mine}'", SSL_CERT_FILE=str(other)) == f"{other}"
+    assert uv_believes(checkout, f"{line}='{tmp_path / 'nowhere.pem'}'") == ""
+    assert uv_believes(checkout, "global.timeout='7'") == ""
+
+
+def uv_believes(checkout: Path, settings: str, SSL_CERT_FILE: str = "") -> str:
+    """What uv is given as SSL_CERT_FILE by a set-up that has nothing to say, whose pip has these settings."""
+    tools, seen = checkout / ".venv/bin", checkout / "seen"
+    tools.mkdir(parents=True, exist_ok=True)
+    for stamp in (checkout / ".venv").glob(".p*-*"):
+        stamp.unlink()
+    (checkout / ".venv/.root").write_text(f"{checkout}\n")
+    (checkout / "pip.settings").write_text(settings)
+    for name, does in (
+        ("python", "exit 0"),
+        ("pip", f'[ "$1" = config ] && cat "{checkout}/pip.settings"; exit 0'),
+        ("uv", f'printf %s "$SSL_CERT_FILE" >"{seen}"'),
+    ):
+        (tools / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tools / name).chmod(0o755)
+    done = dev(checkout, "true", SSL_CERT_FILE=SSL_CERT_FILE)
+    assert (done.returncode, "failed" in done.stderr) == (0, False), done.stderr
+    return seen.read_text()
+
+
 def test_a_finished_set_up_is_not_repeated() -> None:
     before = (ROOT / ".venv" / "pyvenv.cfg").stat().st_mtime_ns
     done = dev(ROOT, "python", "-c", "print('ran')")

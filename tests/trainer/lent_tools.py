@@ -119,11 +119,11 @@ class Fleet:
         self.sampler = TurnSampler(here.client, self.engines, books, settings)
 
     async def lend(self, engine_id: str, *replies: Reply | Still, version: int = 0, most: int = 4) -> Guest:
-        executor = self.executors.setdefault(f"counts-of-{engine_id}", Executor())
+        executor = self.executors.setdefault(f"counts-of-{engine_id}:1", Executor())
         executor.pages[engine_id] = Page()
         self.guests[engine_id] = Guest(engine_id, executor, list(replies))
         offer = EngineOffered(
-            engine_id, engine_id, EngineKind.LENT, f"http://{engine_id}", most, version, f"counts-of-{engine_id}"
+            engine_id, engine_id, EngineKind.LENT, f"http://{engine_id}", most, version, f"counts-of-{engine_id}:1"
         )
         await self.here.client.offer(offer)
         await self.here.client.beat(offer, EngineState(version, most, 0.0))

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from stand_ins import Answer, ScriptedSupervisor
 
+from rose.address import host_and_port
 from rose.errors import DeadlineExceeded, EngineError, TransferError
 from rose.trainer.engine_versions import Applied, EngineVersions
 from rose.trainer.policy import Weights, load_policy, rounded_bf16
@@ -24,7 +25,6 @@ from rose_transfer.snapshot import WEIGHTS, Snapshot
 from rose_transfer.store import Objects, StoreReader, manifest
 from rose_transfer.store import files as store_files
 from rose_transfer.store.buckets import unpack
-from rose_transfer.transport.access import host_and_port
 from rose_transfer.transport.interface import ObjectMissing
 from rose_transfer.transport.tcp import TcpClient, TcpServer
 

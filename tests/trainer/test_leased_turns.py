@@ -336,9 +336,9 @@ def test_a_dead_incarnation_is_asked_about_where_its_executor_has_come_up_again(
         sampling = asyncio.create_task(made.sample(0))
         await until(lambda: guest.asked != [])
         guest.executor.away = True
-        anew = made.executors["anew"] = Executor({"guest": guest.page, "second": Page()})
+        anew = made.executors["anew:1"] = Executor({"guest": guest.page, "second": Page()})
         guest.engine_id, guest.executor = "second", anew
-        offer = EngineOffered("guest", "second", EngineKind.LENT, "http://guest", 4, 0, "anew")
+        offer = EngineOffered("guest", "second", EngineKind.LENT, "http://guest", 4, 0, "anew:1")
         await made.here.client.offer(offer)
         await made.here.client.beat(offer, EngineState(0, 4, 0.0))
         assert (await sampling).output_ids == [END]

@@ -25,7 +25,7 @@ from rose.waits import WaitBoard
 from rose_transfer.distribution import Receiver
 from rose_transfer.distribution.outlet import Outlet
 from rose_transfer.store import Store
-from rose_transfer.transport.access import host_and_port, read_token
+from rose_transfer.transport.access import read_token
 from rose_transfer.transport.interface import Refused
 from rose_transfer.transport.landing import MemoryLanding
 from rose_transfer.transport.tcp import TcpClient, TcpServer
@@ -281,15 +281,3 @@ except ConfigError as error:
             asked.kill()
         assert asked.stdout is not None
         assert b"cannot be used" in asked.stdout.read()
-
-
-def test_addresses() -> None:
-    assert host_and_port("trainer:7070") == ("trainer", 7070)
-    assert host_and_port("[fd00::7]:1") == ("fd00::7", 1)
-    assert host_and_port("[fe80::1%eth0]:7070") == ("fe80::1%eth0", 7070)
-    for wrong in ("host:0", f"host:{'9' * 5000}", "a..b:1", f"{'a' * 64}:1", "a b:1", "a\x07:1", "\udcff:1"):
-        with pytest.raises(ConfigError):
-            host_and_port(wrong)
-    for wrong in ("", "7070", ":7070", "host:", "host:-1", "host:65536", "fd00::7:1", "[]:1", "host:٧"):
-        with pytest.raises(ConfigError):
-            host_and_port(wrong)
