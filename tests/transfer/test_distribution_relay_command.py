@@ -280,4 +280,4 @@ except ConfigError as error:
         finally:
             asked.kill()
         assert asked.stdout is not None
-        assert b"cannot be used" in asked.stdout.read()
+        assert b"is locked with a passphrase" in asked.stdout.read()
