@@ -37,6 +37,7 @@ class GuestBoard:
                 self._look_again_s = now_s + _REOPEN_S
                 self._follow()
             return Given(None, 0, None)
+        self._whole = True
         return Given(quota.state, quota.number, self._reader.said(SERVING, page, now_s).state)
 
     def report(self, state: GuestState) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -62,3 +63,17 @@ def test_what_the_boards_file_is_made_into_is_not_written_to(tmp_path: Path) -> 
     board.report(GuestState(steps=3))
     reading = board._reader.read(GUEST, time.monotonic())
     assert reading.state == GuestState(steps=3)
+
+
+def test_a_board_that_was_cut_and_is_whole_again_with_a_quota_is_written_to_again(tmp_path: Path) -> None:
+    path = tmp_path / "board"
+    claim_quota(path).close()
+    board = GuestBoard(path)
+    path.write_bytes(b"")
+    now_s = time.monotonic()
+    assert board.look(now_s + 10.0).quota is None
+    with contextlib.closing(claim_quota(path)) as executor:
+        executor.write(Quota(1, 1, 1, gate_open=True))
+        assert board.look(time.monotonic()).quota is not None
+        board.report(GuestState(steps=3))
+    assert board._reader.read(GUEST, time.monotonic()).state == GuestState(steps=3)
