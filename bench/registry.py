@@ -35,7 +35,7 @@ class Bench:
 
 def benches() -> dict[str, Bench]:
     """All benches by name."""
-    from bench import codec, coserve_demo, coserving, rdma_choice, transfer
+    from bench import codec, coserve_demo, coserving, kv, kv_sweep, rdma_choice, transfer
 
-    modules = (coserve_demo, coserving, codec, transfer, rdma_choice)
+    modules = (coserve_demo, coserving, kv, kv_sweep, codec, transfer, rdma_choice)
     return {module.BENCH.name: module.BENCH for module in modules}

@@ -138,6 +138,10 @@ class WaitingLine:
             return None
         return self._all[-1][3]
 
+    def home(self, lease_id: str) -> Home:
+        """In whose line a lease waits."""
+        return self._entries[lease_id].home
+
     def ahead(self, lease_id: str) -> int:
         """How many would be placed before it, if an engine could take any."""
         return bisect_left(self._all, self._entries[lease_id].place)

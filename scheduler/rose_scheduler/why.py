@@ -50,6 +50,9 @@ def explain(trajectory: Trajectory, lease: Lease | None, engines: Engines, line:
         waits_for = missing(engines, lease.asked)
         if lease.asked.lease_id in line:
             waits_for += f"; {line.ahead(lease.asked.lease_id)} ahead of it in line"
+            home = line.home(lease.asked.lease_id)
+            if home is not None:
+                waits_for += f"; its prefix is on {home[0]}, which is expected to be quicker than to compute it anew"
     if lease is not None:
         lease_id = lease.asked.lease_id
     return Why(
@@ -86,7 +89,11 @@ def _obstacle(engine: Engine, asked: LeaseAsked) -> str:
         return "that this turn was lost on"
     if not engine.slots:
         return "closed"
-    return "full" if len(engine.leases) >= engine.slots else "with room"
+    if len(engine.leases) >= engine.slots:
+        return "full"
+    if not engine.pool.fits(asked.context_tokens):
+        return "whose memory is in use"
+    return "where a start now would cost those that run more than it is worth"
 
 
 def _last_s(trajectory: Trajectory, now: float) -> float:

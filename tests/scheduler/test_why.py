@@ -68,3 +68,32 @@ def test_only_the_last_happenings_are_kept() -> None:
     history = asked(story, "t").history
     assert len(history) == HISTORY_KEPT
     assert history[-2].lease_id == history[-1].lease_id == "l19"
+
+
+def test_who_waits_for_memory_is_told_which() -> None:
+    story = Story(beat_deadline_s=1e6, dead_after_s=1e7)
+    story.offer(most=8)
+    story.beat(tokens=1000, token_s=0.01)
+    story.ask("a", "a", "a", context=600)
+    story.now += 1.0
+    story.end("a", tokens=0)
+    story.ask("x", "x", "x", context=300)
+    story.ask("y", "y", "y", context=500)
+    assert asked(story, "y").waits_for == (
+        "an engine of version 0 or newer with room: 1 where a start now would cost those that run more than it is"
+        " worth; 0 ahead of it in line"
+    )
+    story.ask("z", "z", "z", context=900)
+    assert "1 whose memory is in use" in asked(story, "z").waits_for
+
+
+def test_who_waits_for_the_engine_that_has_its_prefix_is_told_so() -> None:
+    story = Story(beat_deadline_s=1e6, dead_after_s=1e7)
+    story.offer(most=1)
+    story.beat(tokens=1000, token_s=0.01)
+    story.ask("a", "a", "a")
+    story.now += 1.0
+    story.end("a")
+    story.ask("x", "x", "x")
+    story.ask("a2", "a", "a")
+    assert "; its prefix is on e, which is expected to be quicker" in asked(story, "a").waits_for
