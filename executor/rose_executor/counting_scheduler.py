@@ -1,6 +1,7 @@
 """vLLM's scheduler, writing every token that it accepts to the token page, and every ended request to the log.
 
-The page also says for how many tokens there is KV memory, and what one of a context costs to compute.
+The page also says for how many tokens there is KV memory, and what one of a context costs to compute: a guest knows
+that from its step profile, other engines learn it (`Costing`).
 
 Invariants
 - Counted is what `_update_request_with_output` keeps: trimmed at the stop, without drafts that were rejected
@@ -28,7 +29,7 @@ from rose_executor.step_shape import StepShape
 from rose_executor.token_cost import TokenCost
 from rose_executor.token_page import page_slots
 
-_TELL_EVERY = 16
+TELL_EVERY = 16
 """Steps: whoever asks what a token costs looks some times a second."""
 
 
@@ -54,32 +55,16 @@ class Counting(Residing):
         # Without the null block, which is never anybody's.
         blocks: int = self.kv_cache_manager.block_pool.num_gpu_blocks - 1  # type: ignore[attr-defined]
         self._counting_kv_tokens = blocks * self.block_size  # type: ignore[attr-defined]
-        self._counting_cost = TokenCost()
-        self._counting_meter = StepMeter(time.monotonic)
-        self._tell()
+        self.tell(0.0)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        self._counting_meter.begins()
-        planned = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        self._counting_meter.scheduled(StepShape(planned.total_num_scheduled_tokens, len(planned.num_scheduled_tokens)))
-        return planned
-
-    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        outputs = super().update_from_output(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(*args, **kwargs)  # type: ignore[misc]
         self.token_page.stepped()
-        if scheduler_output.total_num_scheduled_tokens:
-            self._learn()
         return outputs
 
-    def _learn(self) -> None:
-        meter = self._counting_meter
-        meter.ended()
-        self._counting_cost.saw(meter.shape.tokens, meter.shape.seqs, meter.seconds)
-        if meter.steps % _TELL_EVERY == 0:
-            self._tell()
-
-    def _tell(self) -> None:
-        self.token_page.tell(kv_tokens=self._counting_kv_tokens, token_s=self._counting_cost.token_s)
+    def tell(self, token_s: float) -> None:
+        """What a token of a context costs to compute by now, for the page."""
+        self.token_page.tell(kv_tokens=self._counting_kv_tokens, token_s=token_s)
 
     def _update_request_with_output(self, request: Any, *args: Any, **kwargs: Any) -> Any:
         kept, stopped = super()._update_request_with_output(request, *args, **kwargs)  # type: ignore[misc]
@@ -98,9 +83,34 @@ class Counting(Residing):
         return super()._free_request(request, *args, **kwargs)
 
 
-class CountingScheduler(Counting, Scheduler):  # type: ignore[misc]
+class Costing(Counting):
+    """Learns what a token costs, too: for engines that have nothing else to do with what their steps cost."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._costing = TokenCost()
+        self._costing_meter = StepMeter(time.monotonic)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self._costing_meter.begins()
+        planned = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self._costing_meter.scheduled(StepShape(planned.total_num_scheduled_tokens, len(planned.num_scheduled_tokens)))
+        return planned
+
+    def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+        if scheduler_output.total_num_scheduled_tokens:
+            meter = self._costing_meter
+            meter.ended()
+            self._costing.saw(meter.shape.tokens, meter.shape.seqs, meter.seconds)
+            if meter.steps % TELL_EVERY == 0:
+                self.tell(self._costing.token_s)
+        return outputs
+
+
+class CountingScheduler(Costing, Scheduler):  # type: ignore[misc]
     """For CPU engines."""
 
 
-class CountingAsyncScheduler(Counting, AsyncScheduler):  # type: ignore[misc]
+class CountingAsyncScheduler(Costing, AsyncScheduler):  # type: ignore[misc]
     """For GPU engines: a plain scheduler would silently switch asynchronous scheduling off."""

@@ -45,7 +45,7 @@ class Keeping(Counting):
         if not running + waiting and self.kv_settled():
             time.sleep(_IDLE_LOOK_S)
         self.kv_backing.keep_within(self._resident_max())
-        output = super().schedule(*args, **kwargs)
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         if output.total_num_scheduled_tokens:
             self.kv_backing.scheduled()
         return output

@@ -27,6 +27,7 @@ from vllm.v1.request import RequestStatus
 from rose.errors import EngineError
 from rose_executor.board import HEARTBEAT_S
 from rose_executor.board_states import GuestState, Quota
+from rose_executor.counting_scheduler import TELL_EVERY
 from rose_executor.engine_env import EngineEnv
 from rose_executor.guest_admission import GuestAdmission, Pending
 from rose_executor.guest_board import GuestBoard
@@ -99,6 +100,8 @@ class QuotaKeeping(Keeping):
             meter.ended()
             self._guest_trail.ended(meter.shape, meter.seconds)
             self._guest_admission.computed(meter.shape, meter.seconds, time.monotonic())
+            if meter.steps % TELL_EVERY == 0:
+                self.tell(self._guest_admission.profile.token_s)
         self._tell_given_back(outputs)
         return outputs
 

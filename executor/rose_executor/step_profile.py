@@ -90,6 +90,11 @@ class StepProfile:
         return self._drift.margin
 
     @property
+    def token_s(self) -> float:
+        """What a token more in a step is expected to cost; 0 as long as no step was seen."""
+        return 0.0 if self._fit is None else self.margin * self._fit.parts[1]
+
+    @property
     def drifted(self) -> Drift | None:
         """Since when, and by how much, steps cost another amount than expected; None while they do not."""
         return self._drift.drift

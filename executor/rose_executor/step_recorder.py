@@ -37,7 +37,7 @@ class _Recording(Counting):
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self._record_meter.begins()
-        output = super().schedule(*args, **kwargs)
+        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._record_meter.scheduled(scheduled_shape(self.requests, output.num_scheduled_tokens))
         return output
 

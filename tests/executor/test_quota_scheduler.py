@@ -162,6 +162,8 @@ def test_quotas_that_change_in_mid_generation_change_no_token(guest: Guest) -> N
         assert all(state.running <= quota.active_seqs for quota, state in guest.seen)
         assert max(state.preemptions for _, state in guest.seen) > before
         assert guest.engine.page.request("disturbed-0").tokens == TOKENS
+        assert guest.engine.page.kv_tokens > 0
+        assert guest.engine.page.token_s > 0
 
     guest.rig.run(run())
 

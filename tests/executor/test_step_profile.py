@@ -57,6 +57,12 @@ def one_size(*steps: tuple[int, float]) -> StepProfile:
     return profile
 
 
+def test_it_says_what_a_token_more_costs_once_it_has_seen_a_step() -> None:
+    assert StepProfile().token_s == 0.0
+    profile = taught(StepProfile(), traffic(2000))
+    assert profile.token_s == pytest.approx(1e-4, rel=0.25)
+
+
 def test_all_parts_are_learnt_through_noise() -> None:
     profile = taught(StepProfile(), traffic(400))
     assert off(profile) == pytest.approx([1] * 4, abs=0.1)
