@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -78,7 +79,7 @@ class _Open:
     context: list[int] = field(default_factory=list)
 
 
-class Runner:
+class Runner(ABC):
     """Plays tasks against an engine; a subclass says when a turn is sent."""
 
     def __init__(self, engine: VirtualEngine, tasks: Sequence[Task], open_max: int) -> None:
@@ -109,10 +110,11 @@ class Runner:
         group_s = median(self._groups_took_s)
         return Outcome(seconds, engine.generated / seconds, hit_rate, engine.preemptions, group_s)
 
+    @abstractmethod
     def wants(self, one: _Open) -> None:
         """Its next turn may be sent from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def over(self, one: _Open) -> None:
         """It takes no more turns."""
 
@@ -152,6 +154,9 @@ class FirstCome(Runner):
 
     def wants(self, one: _Open) -> None:
         self.send(one, None, lambda tokens: None)
+
+    def over(self, one: _Open) -> None:
+        pass
 
 
 class Batched(Runner):

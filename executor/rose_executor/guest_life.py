@@ -191,5 +191,6 @@ class GuestLife:
 
     def _state(self) -> GuestNow:
         room, page = self._now(), self.live.page
-        kv_tokens = round(room.kv_fraction * page.kv_tokens)
+        # 0 would say that it is unknown, and so no bound.
+        kv_tokens = max(1, round(room.kv_fraction * page.kv_tokens)) if page.kv_tokens else 0
         return GuestNow(page.version, room.slots, room.kv_used_fraction, kv_tokens, page.token_s)

@@ -47,7 +47,9 @@ class NotTaken(SchedulerError):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a lease is asked for. `context_tokens` are those that the engine is to read before it samples.
+    """What a lease is asked for. `number` counts from 0.
+
+    `context_tokens` are those that the engine is to read before it samples.
 
     `avoid`: incarnations on which it is not to be placed; of many the newest `AVOIDED_MAX` count. `group_size` is how
     many trajectories its group has in all.

@@ -188,7 +188,7 @@ class Desk:
                 kind = "gone" if engine is None else str(engine.kind)
                 self._metrics.granted.labels(kind, str(answer.affine).lower()).inc()
                 self._metrics.wait_seconds.observe(waited_s)
-                if event.turn > 1 and not answer.affine:
+                if event.turn > 0 and not answer.affine:
                     self._metrics.moved_tokens.inc(event.context_tokens)
                 log.info("lease granted", engine_id=answer.engine_id, affine=answer.affine, **ids)
             case Refuse():

@@ -125,7 +125,7 @@ class LeaseAsked:
 
     `token` is what the holder will show to the engine; whoever makes the event draws it. Asked again with the same
     `lease_id`, the answer is the same. `avoid` are incarnations of engines on which it is not to be placed.
-    `group_size` is how many trajectories its group has in all.
+    `turn` counts from 0, `group_size` is how many trajectories its group has in all.
     """
 
     lease_id: str

@@ -103,6 +103,7 @@ class World:
     def __init__(self) -> None:
         self.upstream, self.scheduler, self.waits = Upstream(), Scheduler(), WaitBoard()
         self.page = SimpleNamespace(version=0, kv_tokens=1000, token_s=0.25)
+        self.room = Room(7, 0.5, 0.3)
         self.dead = asyncio.Event()
         self.killed: list[str] = []
         self.followed: list[tuple[int, int]] = []
@@ -129,7 +130,7 @@ class World:
             counts_address="counts",
             max_requests=16,
             prove=self._prove,
-            now=lambda: Room(7, 0.5, 0.3),
+            now=lambda: self.room,
             told=self._followed,
         )
         self.running = asyncio.create_task(self.life.run())
@@ -180,6 +181,8 @@ async def test_it_is_offered_with_its_first_version_and_withdrawn_with_its_death
     world.upstream.publish(6)
     await world.settled()
     assert world.scheduler.now() == GuestNow(6, 7, 0.5, 300, 0.25)
+    world.room = Room(7, 0.5, 0.0)
+    assert world.scheduler.now().kv_tokens == 1  # next to nothing, and known
     assert world.life.followed is not None
     assert world.life.followed.version == 6
     world.dead.set()

@@ -137,7 +137,7 @@ def test_context_that_a_turn_leaves_behind_is_counted() -> None:
 
     async def body(desk: Desk) -> None:
         join(desk)
-        for number, outcome in enumerate((LeaseOutcome.DONE, LeaseOutcome.CUT, LeaseOutcome.DONE), 1):
+        for number, outcome in enumerate((LeaseOutcome.DONE, LeaseOutcome.CUT, LeaseOutcome.DONE)):
             await desk.ask(replace(asked(f"{number}"), turn=number))
             desk.end(LeaseEnded(f"{number}", outcome, 9))
 
