@@ -13,8 +13,8 @@ up before its own prefix counts half: that is driven out soon by somebody.
 Invariants
 - An engine never idles while somebody waits that it may take, unless his own engine is expected to take him sooner than
   his prefix could be computed anew: with nothing running every price is 0.
-- Turns that run fit into the engine's KV memory together, with what they are expected to bring; alone, any runs. Room is
-  not held back for one that does not fit yet, urgent or not: smaller ones go on.
+- Turns that run fit into the engine's KV memory together, with what they are expected to bring; alone, any runs. No
+  room is held back for one that does not fit yet, urgent or not: smaller ones go on.
 - No decision takes longer the more wait: of each line `SCAN` that an engine may take are tried.
 """
 
